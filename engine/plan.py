@@ -1,0 +1,165 @@
+"""A plan: every choice that a distributed fine-tune is made of, as one frozen value.
+
+The field names are the command line's flags with underscores. A plan holds choices only;
+what they cost is computed by `ftdash.engine.planner`, what they become by `ftdash.engine.configs`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+
+class Strategy(StrEnum):
+    """How parameters, gradients and optimizer state are spread over the data-parallel ranks."""
+
+    NONE = "none"
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+    FSDP = "fsdp"  # FSDP2, re-sharding after forward
+    FSDP_NO_RESHARD = "fsdp-no-reshard"
+    FSDP1 = "fsdp1"
+    HSDP = "hsdp"
+    MEGATRON = "megatron"  # Megatron's distributed optimizer, 6 + 12/n
+
+
+class Method(StrEnum):
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class ExpertLora(StrEnum):
+    """Adapters on the experts of an MoE: none, rank max(1, r // E) each, or rank r each."""
+
+    NONE = "none"
+    SCALED = "scaled"
+    FULL = "full"
+
+
+class Quant(StrEnum):
+    NF4 = "nf4"
+    NF4_DQ = "nf4-dq"
+    INT8 = "int8"
+    GPTQ4 = "gptq4"
+    MXFP4 = "mxfp4"
+
+
+class Checkpointing(StrEnum):
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class Loss(StrEnum):
+    FULL = "full"
+    COMPILED = "compiled"
+    CHUNKED = "chunked"
+    FUSED = "fused"
+
+
+class Attention(StrEnum):
+    FLASH = "flash"
+    SDPA = "sdpa"
+    EAGER = "eager"
+
+
+class Optimizer(StrEnum):
+    ADAMW = "adamw"  # fused, no whole-model temporaries
+    ADAMW_FOREACH = "adamw-foreach"
+    ADAMW_8BIT = "adamw-8bit"
+    ADAMW_4BIT = "adamw-4bit"
+    PAGED_ADAMW_8BIT = "paged-adamw-8bit"
+    ADAFACTOR = "adafactor"
+    SGD = "sgd"
+    LION = "lion"
+    MUON = "muon"
+
+
+class Precision(StrEnum):
+    BF16_MIXED = "bf16-mixed"
+    BF16 = "bf16"
+    FP16_MIXED = "fp16-mixed"
+    FP32 = "fp32"
+    FP8 = "fp8"
+    MXFP8 = "mxfp8"
+    NVFP4 = "nvfp4"
+
+
+class Offload(StrEnum):
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    ALL = "all"
+    NVME = "nvme"
+
+
+class PipelineSchedule(StrEnum):
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    GPIPE = "gpipe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All choices of one run. `None` means: let the strategy's own default decide.
+
+    Exactly one of `model` (a preset's name), `config` (path of a config.json) and `params`
+    (a bare parameter count) names the model.
+    """
+
+    model: str | None = None
+    config: str | None = None
+    params: float | None = None
+
+    gpu: str = "h100-sxm-80g"
+    gpus: int = 1  # world size over all nodes
+    gpus_per_node: int = 8
+
+    strategy: Strategy = Strategy.FSDP
+    replicate: int | None = None
+    tp: int = 1
+    cp: int = 1
+    pp: int = 1
+    pp_schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    virtual_stages: int = 1
+    micro_batches: int | None = None  # in flight through the pipeline; None: grad_accum
+    ep: int = 1
+
+    method: Method = Method.FULL
+    lora_rank: int = 16
+    lora_targets: tuple[str, ...] = ("all-linear",)
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    quant: Quant | None = None  # None: nf4-dq under qlora, none otherwise
+    quantize_experts: bool = False
+    quant_storage: str = "bf16"
+    adapter_dtype: str | None = None  # "fp32" | "bf16"
+    expert_lora: ExpertLora = ExpertLora.NONE
+
+    micro_batch: int = 1
+    grad_accum: int = 1
+    seq_len: int = 2048
+    checkpointing: Checkpointing = Checkpointing.FULL
+    loss: Loss = Loss.FULL
+    attention: Attention = Attention.SDPA
+    compile: bool = False
+    optimizer: Optimizer = Optimizer.ADAMW
+    optimizer_in_backward: bool = False
+    precision: Precision = Precision.BF16_MIXED
+    reduce_dtype: str | None = None  # "fp32" | "bf16"
+    offload: Offload = Offload.NONE
+    activation_offload: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain JSON values, as it is stored in run.json and in *.plan files."""
+        return msgspec.to_builtins(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
+        """A plan from stored JSON values. Raises msgspec.ValidationError, naming the field."""
+        return msgspec.convert(data, cls)

@@ -1,0 +1,1 @@
+"""ftdash.engine.planner"""

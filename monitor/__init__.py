@@ -1,0 +1,1 @@
+"""ftdash.monitor"""

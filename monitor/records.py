@@ -1,0 +1,149 @@
+"""The telemetry records: what ranks and agents write, one JSON object a line.
+
+Every record carries `v` (format version), `t` (UTC seconds) and `kind`. Readers skip kinds and fields
+that they do not know, so an old reader reads a new run. NaN and infinities are legal values; they are
+written as the JSON strings "nan", "inf", "-inf" so that every line stays plain JSON.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+
+class Record(msgspec.Struct, omit_defaults=True, tag_field="kind", kw_only=True):
+    """What all records share. `t` is UTC seconds."""
+
+    t: float
+    v: int = FORMAT_VERSION
+
+
+Number = float | str  # "nan", "inf" and "-inf" stand for the values that JSON cannot say
+
+
+class Meta(Record, tag="meta"):
+    """Written once by each rank: who it is and what really runs."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    host: str
+    pid: int
+    device: str  # "cpu" or "cuda:0"
+    device_uuid: str = ""
+    distributed_type: str = ""  # what the library says it runs, not what was asked
+    backend: str = ""  # gloo, nccl
+    wrapped_class: str = ""
+    dtensor_params: int = 0  # parameters that are DTensors on this rank
+    total_params: int = 0
+    trainable_params: int = 0
+    expert_count: int = 0
+    top_k: int = 0
+    moe_layers: int = 0
+    max_steps: int = 0
+    micro_batch: int = 0
+    grad_accum: int = 0
+    seq_len: int = 0
+    versions: dict[str, str] = {}
+
+
+class Step(Record, tag="step"):
+    """One optimizer step of one rank. Bytes are torch's counters; zero on CPU."""
+
+    step: int
+    epoch: float = 0.0
+    loss: Number | None = None
+    aux_loss: Number | None = None
+    lr: float | None = None
+    grad_norm: Number | None = None
+    tokens: int = 0  # non-padding label tokens this rank saw in this step
+    step_s: float = 0.0
+    data_s: float = 0.0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+    allocated: int = 0
+    reserved: int = 0
+    peak: int = 0
+    peak_reserved: int = 0
+    tokens_per_s: float = 0.0
+
+
+class Experts(Record, tag="experts"):
+    """Tokens routed to each expert of one MoE layer since the last record (this rank's tokens)."""
+
+    step: int
+    layer: int
+    counts: list[int]
+
+
+class Event(Record, tag="event"):
+    """Something a person should know. `severity`: note, warning, error."""
+
+    severity: str
+    code: str
+    text: str
+    rank: int | None = None
+
+
+class GpuSample(Record, tag="gpu"):
+    """One GPU as its node's agent saw it. None means that the driver does not say."""
+
+    index: int
+    uuid: str = ""
+    state: str = "ok"  # ok, lost, error
+    name: str = ""
+    memory_used: int | None = None
+    memory_total: int | None = None
+    memory_reserved: int | None = None
+    util: int | None = None  # percent
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temp_c: int | None = None
+    sm_mhz: int | None = None
+    throttle: list[str] = []
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    error: str = ""
+
+
+class RankSample(Record, tag="proc"):
+    """One rank's process as its node's agent saw it, with the rank's own last sign of progress."""
+
+    rank: int
+    pid: int
+    rss: int = 0  # bytes
+    cpu: float = 0.0  # percent of one core since the last sample
+    threads: int = 0
+    state: str = ""  # R, S, D, T, Z as in /proc/PID/stat
+    read_bytes: int = 0
+    write_bytes: int = 0
+    ctx_switches: int = 0
+    descendants: list[int] = []
+    beat_t: float = 0.0  # UTC seconds of the rank's last phase change
+    beat_step: int = 0
+    beat_phase: str = ""
+    gpu_uuid: str = ""
+
+
+AnyRecord = Meta | Step | Experts | Event | GpuSample | RankSample
+
+_encoder = msgspec.json.Encoder()
+decoder = msgspec.json.Decoder(AnyRecord)
+
+
+def number(value: float | None) -> Number | None:
+    """A float as it is stored: non-finite values become "nan", "inf" or "-inf"."""
+    if value is None:
+        return None
+    if value != value:
+        return "nan"
+    if value in (float("inf"), float("-inf")):
+        return "inf" if value > 0 else "-inf"
+    return float(value)
+
+
+def encode_line(record: Record) -> bytes:
+    """The record as one line, newline included."""
+    return _encoder.encode(record) + b"\n"

@@ -1,0 +1,102 @@
+"""The `ftdash` command: finds the subcommand and loads only what it needs.
+
+Without arguments the app opens; a plain first frame is written before Textual is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "plan": "what a run would cost: memory, traffic, time",
+    "fit": "rank the strategies that fit, best first",
+    "simulate": "the real model class under fake tensors, no GPU",
+    "configs": "write the configs and commands of a plan",
+    "check": "find traps in configs and scripts before they cost days",
+    "launch": "start a run, or run your own command under the agent",
+    "demo": "train a tiny MoE on two CPU ranks and watch it",
+    "runs": "list runs",
+    "status": "one run, its ranks and alerts, now",
+    "watch": "follow a run as lines",
+    "stop": "stop a run and every process of it",
+    "diagnose": "name the rank that hangs the job",
+    "attach": "watch a job that somebody else started",
+    "compare": "two runs side by side",
+    "calibrate": "learn constants from finished runs",
+    "checkpoint": "list, convert and verify checkpoints",
+    "doctor": "what this machine offers, and what is wrong with it",
+    "export": "a run as CSV or OpenMetrics text",
+    "agent": "run a launcher under the node agent (used by launch)",
+}
+
+
+class UserError(Exception):
+    """Bad input: the text is one clear line naming the flag or file; exit status 2."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(message)
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items() if name != "agent"]
+    return "\n".join(
+        ["usage: ftdash [COMMAND] [--help]", "", "Without a command the app opens.", "", *lines, ""]
+    )
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line. Raises UserError for bad input."""
+    if not argv or argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+        from ftdash.tui.app import open_app
+
+        return open_app(list(argv))
+    if argv[0] in ("-h", "--help"):
+        sys.stdout.write(_usage())
+        return 0
+    if argv[0] == "--version":
+        from importlib.metadata import version
+
+        sys.stdout.write(f"ftdash {version('ftdash')}\n")
+        return 0
+    name = argv[0]
+    if name not in COMMANDS:
+        raise UserError(f"unknown command {name!r}: one of {', '.join(c for c in COMMANDS if c != 'agent')}")
+    module = importlib.import_module(f"ftdash.tui.commands.{name}")
+    parser = _Parser(prog=f"ftdash {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
+    module.add_arguments(parser)
+    return int(module.run(parser.parse_args(list(argv[1:]))) or 0)
+
+
+def main() -> None:
+    """Entry point of the console script: one line for bad input, a traceback only with --debug."""
+    argv = sys.argv[1:]
+    try:
+        code = run(argv)
+    except UserError as error:
+        sys.stderr.write(f"ftdash: {' '.join(str(error).split())}\n")
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 0
+    except Exception as error:
+        from ftdash.monitor.rundir import RunError
+
+        if "--debug" in argv or os.environ.get("FTDASH_DEBUG"):
+            raise
+        if isinstance(error, RunError | OSError):
+            sys.stderr.write(f"ftdash: {' '.join(str(error).split())}\n")
+            code = 2
+        else:
+            sys.stderr.write(f"ftdash: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)\n")
+            code = 1
+    sys.exit(code)
