@@ -53,7 +53,7 @@ def _usage() -> str:
 
 def run(argv: Sequence[str]) -> int:
     """Run one command line. Raises UserError for bad input."""
-    if not argv or argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version"):
+    if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help", "--version")):
         from ftdash.tui.app import open_app
 
         return open_app(list(argv))
@@ -77,26 +77,34 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script: one line for bad input, a traceback only with --debug."""
-    argv = sys.argv[1:]
+    sys.exit(guarded(sys.argv[1:]))
+
+
+def guarded(argv: Sequence[str]) -> int:
+    """Run one command line and turn every failure into one line on stderr and an exit status."""
     try:
-        code = run(argv)
+        return run(argv)
     except UserError as error:
-        sys.stderr.write(f"ftdash: {' '.join(str(error).split())}\n")
-        code = 2
+        return _complain(str(error), 2)
     except KeyboardInterrupt:
-        code = 130
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        code = 0
+        return 0
     except Exception as error:
-        from ftdash.monitor.rundir import RunError
-
         if "--debug" in argv or os.environ.get("FTDASH_DEBUG"):
             raise
+        from ftdash.monitor.rundir import RunError
+
         if isinstance(error, RunError | OSError):
-            sys.stderr.write(f"ftdash: {' '.join(str(error).split())}\n")
-            code = 2
-        else:
-            sys.stderr.write(f"ftdash: internal error: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)\n")
-            code = 1
-    sys.exit(code)
+            return _complain(str(error), 2)
+        return _complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stderr.write(f"ftdash: {' '.join(text.split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    main()

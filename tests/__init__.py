@@ -1,0 +1,1 @@
+"""Tests, fixtures and benchmarks of ftdash."""

@@ -1,0 +1,1 @@
+"""What tests share: real things made small."""
