@@ -1,1 +1,1 @@
-"""ftdash.engine.launch"""
+"""Turns a plan, or somebody's own launcher command, into a running job with a run directory."""
