@@ -1,0 +1,312 @@
+"""Asks Slurm, through its own commands, and turns the answers into typed values.
+
+Slurm's JSON has two shapes: until 22.05 plain strings and numbers, since 23.02 lists of states and numbers
+wrapped as {"set", "infinite", "number"}. Both are read; where --json is missing, `scontrol show -o` serves.
+No command waits longer than its timeout, so a controller that does not answer cannot freeze a screen.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+TIMEOUT_S = 10.0
+
+
+class SlurmError(Exception):
+    """Slurm refused or did not answer; the text is Slurm's own message, in one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job as the queue shows it. Times are UTC seconds, 0 when unknown."""
+
+    id: str
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    state: str = ""  # PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, TIMEOUT, NODE_FAIL, ...
+    reason: str = ""
+    nodes: str = ""  # node list in Slurm's bracket form
+    node_count: int = 0
+    gpus: int = 0
+    submitted: int = 0
+    started: int = 0  # of a pending job: the expected start
+    ends: int = 0
+    time_limit_min: int | None = None
+    exit_code: int | None = None
+    restarts: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in (
+            "PENDING",
+            "RUNNING",
+            "CONFIGURING",
+            "COMPLETING",
+            "SUSPENDED",
+            "REQUEUED",
+            "",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str
+    address: str
+    state: str  # idle, mixed, allocated, down, drained, ...
+    partitions: tuple[str, ...] = ()
+    cpus: int = 0
+    memory_mb: int = 0
+    gres: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """A partition's nodes by state, such as {"idle": 3, "mixed": 1}."""
+
+    name: str
+    states: dict[str, int] = field(default_factory=dict)
+    gres: str = ""
+
+
+def available() -> bool:
+    """Whether Slurm's client commands are on the PATH."""
+    return shutil.which("sbatch") is not None and shutil.which("scontrol") is not None
+
+
+def call(*argv: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> str:
+    """Standard output of a Slurm command. Raises SlurmError with Slurm's own words."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SBATCH_", "SQUEUE_"))}
+    try:
+        done = subprocess.run(
+            argv, input=stdin or "", capture_output=True, text=True, timeout=timeout_s, check=False, env=env
+        )
+    except FileNotFoundError:
+        raise SlurmError(f"{argv[0]} is not installed on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(
+            f"{argv[0]} gave no answer within {timeout_s:.0f} s: the controller may be down"
+        ) from None
+    if done.returncode:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        raise SlurmError("; ".join(lines) or f"{argv[0]} exited {done.returncode}")
+    return done.stdout
+
+
+def number(value: Any) -> int | None:
+    """A number in either shape; None when unset or infinite."""
+    if isinstance(value, dict):
+        if not value.get("set", True) or value.get("infinite", False):
+            return None
+        value = value.get("number")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value)
+
+
+def word(value: Any) -> str:
+    """A state in either shape: the first of a list, or the string itself."""
+    if isinstance(value, list):
+        value = value[0] if value else ""
+    return str(value or "")
+
+
+def exit_code(value: Any) -> int | None:
+    """A job's exit code: a raw wait status until 22.05, an object with return_code later."""
+    if isinstance(value, dict):
+        if "return_code" in value:
+            return number(value["return_code"])
+        value = number(value)
+    if not isinstance(value, int):
+        return None
+    return value >> 8 if value > 255 else -value if value else 0
+
+
+def parse_jobs(text: str | bytes) -> list[Job]:
+    """The jobs of `squeue --json` (22.05 to today)."""
+    data = _decode(text, "squeue")
+    return [_job(entry) for entry in data.get("jobs", []) if isinstance(entry, dict)]
+
+
+def _job(entry: dict[str, Any]) -> Job:
+    gpus = re.search(r"gres/gpu=(\d+)", str(entry.get("tres_alloc_str") or entry.get("tres_req_str") or ""))
+    reason = word(entry.get("state_reason"))
+    return Job(
+        id=str(entry.get("job_id", "")),
+        name=str(entry.get("name") or ""),
+        user=str(entry.get("user_name") or ""),
+        partition=str(entry.get("partition") or ""),
+        state=word(entry.get("job_state")).upper(),
+        reason="" if reason == "None" else reason,
+        nodes=str(entry.get("nodes") or ""),
+        node_count=number(entry.get("node_count")) or 0,
+        gpus=int(gpus.group(1)) if gpus else 0,
+        submitted=number(entry.get("submit_time")) or 0,
+        started=number(entry.get("start_time")) or 0,
+        ends=number(entry.get("end_time")) or 0,
+        time_limit_min=number(entry.get("time_limit")),
+        exit_code=exit_code(entry.get("exit_code")),
+        restarts=number(entry.get("restart_cnt")) or 0,
+    )
+
+
+def parse_nodes(text: str | bytes) -> list[Node]:
+    """The nodes of `sinfo --json`: a list of nodes until 22.05, groups of nodes in a partition later."""
+    data = _decode(text, "sinfo")
+    if "sinfo" not in data:
+        return [_node(entry) for entry in data.get("nodes", []) if isinstance(entry, dict)]
+    seen: dict[str, Node] = {}
+    for group in data["sinfo"]:
+        nodes = group.get("nodes") or {}
+        names = nodes.get("nodes") or nodes.get("hostnames") or []
+        addresses = nodes.get("addresses") or []
+        partition = str((group.get("partition") or {}).get("name") or "")
+        for index, name in enumerate(names):
+            before = seen.get(name)
+            seen[name] = Node(
+                name=name,
+                address=addresses[index] if len(addresses) == len(names) else name,
+                state=word((group.get("node") or {}).get("state")).lower(),
+                partitions=tuple(dict.fromkeys((*(before.partitions if before else ()), partition))),
+                cpus=number((group.get("cpus") or {}).get("maximum")) or 0,
+                memory_mb=number((group.get("memory") or {}).get("maximum")) or 0,
+                gres=str((group.get("gres") or {}).get("total") or ""),
+                reason=str((group.get("reason") or {}).get("description") or ""),
+            )
+    return list(seen.values())
+
+
+def _node(entry: dict[str, Any]) -> Node:
+    return Node(
+        name=str(entry.get("name") or ""),
+        address=str(entry.get("address") or entry.get("name") or ""),
+        state=word(entry.get("state")).lower(),
+        partitions=tuple(entry.get("partitions") or ()),
+        cpus=number(entry.get("cpus")) or 0,
+        memory_mb=number(entry.get("real_memory")) or 0,
+        gres=str(entry.get("gres") or ""),
+        reason=str(entry.get("reason") or ""),
+    )
+
+
+def parse_scontrol(text: str) -> list[dict[str, str]]:
+    """Records of `scontrol show job|node -o`: one a line, Key=Value; a value runs to the next key."""
+    records = []
+    for line in text.splitlines():
+        keys = list(re.finditer(r"(?:^|\s)([A-Z][\w/:]*)=", line))
+        if not keys:
+            continue
+        record = {}
+        for match, after in zip(keys, [*keys[1:], None], strict=True):
+            record[match.group(1)] = line[match.end() : after.start() if after else len(line)].strip()
+        records.append(record)
+    return records
+
+
+def job_from_scontrol(record: dict[str, str]) -> Job:
+    """A job from one record of `scontrol show job -o`."""
+    code = record.get("ExitCode", "0:0").split(":")
+    gpus = re.search(r"gres/gpu=(\d+)", record.get("TRES", "") + record.get("AllocTRES", ""))
+    nodes = record.get("NodeList", "")
+    reason = record.get("Reason", "")
+    return Job(
+        id=record.get("JobId", ""),
+        name=record.get("JobName", ""),
+        user=record.get("UserId", "").split("(")[0],
+        partition=record.get("Partition", ""),
+        state=record.get("JobState", ""),
+        reason="" if reason == "None" else reason,
+        nodes="" if nodes == "(null)" else nodes,
+        node_count=int(re.sub(r"\D.*", "", record.get("NumNodes", "0")) or 0),
+        gpus=int(gpus.group(1)) if gpus else 0,
+        exit_code=int(code[0]) if code[0] not in ("", "0") else -int(code[1] or 0) if len(code) > 1 else 0,
+        restarts=int(record.get("Restarts", "0") or 0),
+    )
+
+
+def job(job_id: str, timeout_s: float = TIMEOUT_S) -> Job | None:
+    """One job by id, or None when the controller no longer knows it."""
+    try:
+        records = parse_scontrol(call("scontrol", "show", "job", "-d", "-o", job_id, timeout_s=timeout_s))
+    except SlurmError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    return job_from_scontrol(records[0]) if records else None
+
+
+def jobs(user: str | None = None) -> list[Job]:
+    """The queue, of one user or of all. 22.05 ignores filters with --json, so they are applied here."""
+    try:
+        found = parse_jobs(call("squeue", "--json"))
+    except SlurmError as error:
+        if "json" not in str(error).lower() and "unrecognized option" not in str(error):
+            raise
+        found = [
+            job_from_scontrol(record) for record in parse_scontrol(call("scontrol", "show", "job", "-o"))
+        ]
+    return [entry for entry in found if user is None or entry.user == user]
+
+
+def nodes() -> list[Node]:
+    """All nodes with their addresses."""
+    try:
+        return parse_nodes(call("sinfo", "--json"))
+    except SlurmError as error:
+        if "json" not in str(error).lower() and "unrecognized option" not in str(error):
+            raise
+    return [
+        Node(
+            name=record.get("NodeName", ""),
+            address=record.get("NodeAddr", ""),
+            state=record.get("State", "").lower(),
+            partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
+            cpus=int(record.get("CPUTot", "0") or 0),
+            memory_mb=int(record.get("RealMemory", "0") or 0),
+            gres=record.get("Gres", ""),
+            reason=record.get("Reason", ""),
+        )
+        for record in parse_scontrol(call("scontrol", "show", "node", "-o"))
+    ]
+
+
+def partitions(found: list[Node]) -> list[Partition]:
+    """The partitions of these nodes with their nodes counted by state."""
+    names = dict.fromkeys(name for node in found for name in node.partitions if name)
+    result = []
+    for name in names:
+        members = [node for node in found if name in node.partitions]
+        states: dict[str, int] = {}
+        for node in members:
+            states[node.state] = states.get(node.state, 0) + 1
+        result.append(Partition(name, states, next((node.gres for node in members if node.gres), "")))
+    return result
+
+
+def hostnames(node_list: str) -> list[str]:
+    """A node list in bracket form, expanded by Slurm itself."""
+    return call("scontrol", "show", "hostnames", node_list).split() if node_list else []
+
+
+def node_address(name: str) -> str:
+    """The address by which a node is reached, which need not be its host name."""
+    records = parse_scontrol(call("scontrol", "show", "node", "-o", name))
+    return (records[0].get("NodeAddr") if records else "") or name
+
+
+def _decode(text: str | bytes, command: str) -> dict[str, Any]:
+    try:
+        data = msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise SlurmError(f"{command} --json gave no readable JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise SlurmError(f"{command} --json gave no object")
+    return data

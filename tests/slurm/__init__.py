@@ -1,0 +1,1 @@
+"""Tests against a real Slurm that the fixture starts on this machine."""
