@@ -1,0 +1,56 @@
+"""What makes a rank's process open to diagnosis: stack dumps on a signal, ptrace by its own user, torch's server."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+from pathlib import Path
+from typing import IO
+
+_PR_SET_PTRACER = 0x59616D61
+_PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+def dump_stacks_on_signal(path: Path) -> IO[str] | None:
+    """Let SIGUSR2 append the stacks of all threads to `path`; None where that cannot be had.
+
+    The returned file must stay open for as long as the handler is registered.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        faulthandler.register(signal.SIGUSR2, file=handle, all_threads=True)
+    except (OSError, RuntimeError, ValueError):
+        return None
+    return handle
+
+
+def forget_stack_dumps(handle: IO[str] | None) -> None:
+    """Take the handler away and ignore the signal, which would otherwise kill an interpreter shutting down."""
+    if handle is not None:
+        with contextlib.suppress(Exception):
+            faulthandler.unregister(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        handle.close()
+
+
+def allow_ptrace() -> None:
+    """Let processes of the same user attach where Yama would refuse; without Yama the kernel says EINVAL."""
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def start_worker_server(path: Path) -> object | None:
+    """Torch's debug HTTP server on a unix socket; private API, so None when anything about it has changed."""
+    try:
+        import torch.distributed.debug._handlers  # noqa: F401
+        from torch._C._distributed_c10d import _WorkerServer
+
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        return _WorkerServer(os.fspath(path), -1)
+    except Exception:
+        return None

@@ -1,0 +1,99 @@
+"""A bounded line queue and the daemon thread that writes it out, so that a slow or full disk never stops a rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """A value as telemetry stores it: non-finite floats become "nan", "inf" or "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if value != value else "inf" if value > 0 else "-inf"
+    return value
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One record as one line. Values are scalars, lists of integers or flat dicts of strings."""
+    return json.dumps({key: plain(value) for key, value in record.items()}, separators=(",", ":")).encode() + b"\n"
+
+
+class LineWriter:
+    """Appends records to one file from a daemon thread; `put` never blocks and never raises.
+
+    A record that finds `capacity` others waiting is dropped and counted; the count is told in an event
+    record as soon as writing works again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], capacity: int = 4096, period_s: float = 0.2) -> None:
+        self.path = os.fspath(path)
+        self.dropped = 0
+        self._capacity = capacity
+        self._period_s = period_s
+        self._waiting: deque[Mapping[str, Any]] = deque()
+        self._told = 0
+        self._torn = False
+        self._fd = -1
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ftdash-telemetry", daemon=True)
+        self._thread.start()
+
+    def put(self, record: Mapping[str, Any]) -> None:
+        if len(self._waiting) >= self._capacity:
+            self.dropped += 1
+        else:
+            self._waiting.append(record)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Write what is waiting, for at most `timeout_s`; a disk that hangs is left to the daemon thread."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        closing = False
+        while not closing:
+            closing = self._closing.wait(self._period_s)
+            with contextlib.suppress(Exception):
+                self._flush()
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def _flush(self) -> None:
+        lines = []
+        while self._waiting:
+            record = self._waiting.popleft()
+            try:
+                lines.append(encode(record))
+            except (TypeError, ValueError):
+                self.dropped += 1
+        if self.dropped > self._told:
+            text = f"{self.dropped} telemetry records dropped so far: the disk is full or too slow"
+            event = {"kind": "event", "t": time.time(), "v": 1, "severity": "warning", "code": "telemetry-dropped"}
+            lines.append(encode({**event, "text": text}))
+        if lines and self._append(b"".join(lines)):
+            self._told = self.dropped
+        elif lines:
+            self.dropped += len(lines) - (self.dropped > self._told)
+
+    def _append(self, data: bytes) -> bool:
+        """Whether all of `data` reached the file; after a part of it did, the next write starts a new line."""
+        if self._torn:
+            data = b"\n" + data
+        sent = 0
+        try:
+            if self._fd < 0:
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            while sent < len(data):
+                sent += os.write(self._fd, data[sent:])
+        except OSError:
+            self._torn = self._torn or sent > 0
+            return False
+        self._torn = False
+        return True
