@@ -87,8 +87,18 @@ class Event(Record, tag="event"):
     rank: int | None = None
 
 
+class GpuProcess(msgspec.Struct, omit_defaults=True, frozen=True):
+    """A process that the driver reports on a GPU. `pid` is the driver's view: in a container it may name
+    nothing, or somebody else (`visible` is then False), so ranks are never found by it."""
+
+    pid: int
+    memory: int | None = None  # bytes
+    visible: bool = True  # the pid names a process here that can be the one meant
+
+
 class GpuSample(Record, tag="gpu"):
-    """One GPU as its node's agent saw it. None means that the driver does not say."""
+    """One GPU, or one MIG instance, as its node's agent saw it. None means that the driver does not say;
+    `unavailable` then has the reason by field: not supported, no permission, not in this driver."""
 
     index: int
     uuid: str = ""
@@ -106,6 +116,32 @@ class GpuSample(Record, tag="gpu"):
     pcie_gen: int | None = None
     pcie_width: int | None = None
     error: str = ""
+    bus_id: str = ""
+    parent_uuid: str = ""  # of a MIG instance: the GPU that it is a slice of
+    mig_index: int | None = None  # of a MIG instance: its place on that GPU
+    gpu_instance: int | None = None  # of a MIG instance: the driver's GPU instance id
+    mig: bool = False  # of a GPU: MIG mode is on, its instances follow as devices of their own
+    unified: bool = False  # memory shared with the CPU: memory_total is not a capacity of this GPU
+    memory_available: int | None = None  # unified only: bytes that the system could still give
+    util_memory: int | None = None  # percent
+    memory_temp_c: int | None = None
+    sm_max_mhz: int | None = None
+    pcie_gen_max: int | None = None
+    pcie_width_max: int | None = None
+    pcie_tx_bytes_s: int | None = None
+    pcie_rx_bytes_s: int | None = None
+    nvlinks: int | None = None
+    nvlinks_up: int | None = None
+    nvlink_tx_bytes_s: int | None = None
+    nvlink_rx_bytes_s: int | None = None
+    ecc_corrected: int | None = None  # since the driver was loaded
+    ecc_uncorrected: int | None = None
+    remapped_rows: int | None = None
+    remap_pending: bool = False
+    remap_failed: bool = False
+    numa_node: int | None = None
+    processes: list[GpuProcess] = []
+    unavailable: dict[str, str] = {}
 
 
 class RankSample(Record, tag="proc"):

@@ -53,6 +53,19 @@ class GpuState:
     sm_mhz: int | None = None
     throttle: tuple[str, ...] = ()
     error: str = ""
+    memory_reserved: int | None = None
+    unified: bool = False  # memory shared with the CPU: no capacity of its own
+    mig_index: int | None = None  # a MIG instance; `index` is that of its GPU
+    pcie_gen: int | None = None
+    pcie_width: int | None = None
+    pcie_gen_max: int | None = None
+    pcie_width_max: int | None = None
+    nvlinks: int | None = None
+    nvlinks_up: int | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool = False
+    remap_failed: bool = False
+    unavailable: tuple[str, ...] = ()  # "power: not supported", "processes: no permission"
 
 
 @dataclass(frozen=True, slots=True)
