@@ -198,15 +198,23 @@ def _node(entry: dict[str, Any]) -> Node:
 
 
 def parse_scontrol(text: str) -> list[dict[str, str]]:
-    """Records of `scontrol show job|node -o`: one a line, Key=Value; a value runs to the next key."""
+    """Records of `scontrol show job|node -o`: one a line, Key=Value; a value runs to the next key.
+
+    A job's name stands before its state and its paths behind it, and both are a user's text: words in
+    the name are overwritten by the real keys that follow, and nothing after a path overwrites them.
+    """
     records = []
     for line in text.splitlines():
         keys = list(re.finditer(r"(?:^|\s)([A-Z][\w/:]*)=", line))
         if not keys:
             continue
-        record = {}
+        record: dict[str, str] = {}
+        in_paths = False
         for match, after in zip(keys, [*keys[1:], None], strict=True):
-            record[match.group(1)] = line[match.end() : after.start() if after else len(line)].strip()
+            key = match.group(1)
+            in_paths = in_paths or key in ("Command", "WorkDir", "Comment")
+            if not (in_paths and key in record):
+                record[key] = line[match.end() : after.start() if after else len(line)].strip()
         records.append(record)
     return records
 

@@ -19,6 +19,7 @@ export FTDASH_RUN_DIR="$run"
 # The limit (or a preemption) is near: ask every node's agent to save and stop. A file reaches ranks that a
 # signal does not, since launchers swallow SIGUSR1.
 near_the_limit=
+# shellcheck disable=SC2317  # reached through the trap
 save_and_stop() {{
   near_the_limit=1
   {python} -m ftdash.monitor.control save-and-stop "$run"
@@ -31,8 +32,10 @@ srun {srun} \\
   {step} &
 step=$!
 # a trapped signal ends `wait` early, so it is waited for until the step is gone
-while kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
-{requeue}exit "${{code:-1}}"
+while kill -0 "$step" 2>/dev/null; do wait "$step"; done
+wait "$step"
+code=$?
+{requeue}exit "$code"
 """
 
 REQUEUE = """\
@@ -76,5 +79,9 @@ def batch_script(run: Path, options: SlurmOptions, *, python: str, environment: 
         step=" ".join(map(shlex.quote, step)) + ' "$run"',
         requeue=REQUEUE if options.requeue else "",
     )
-    lines = ["#!/bin/bash", *(f"#SBATCH {argument}" for argument in head)]
+    lines = [
+        "#!/bin/bash",
+        "# shellcheck disable=SC2016  # paths are meant as they stand",
+        *(f"#SBATCH {argument}" for argument in head),
+    ]
     return "\n".join(lines) + "\n" + body

@@ -1,0 +1,165 @@
+"""Slurm's answers, in every shape that is in use, become the same values."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ftdash.engine.slurm import client
+from ftdash.engine.slurm.options import SlurmOptionError, SlurmOptions
+from ftdash.engine.slurm.script import batch_script, directives
+
+DATA = Path(__file__).parent / "data" / "slurm"
+
+
+def wrapped(value: int) -> dict[str, object]:
+    return {"set": True, "infinite": False, "number": value}
+
+
+def newer(job: dict[str, object]) -> dict[str, object]:
+    """The same job as Slurm 23.02 and later write it."""
+    changed = dict(job)
+    changed["job_state"] = [job["job_state"]]
+    for key in ("start_time", "submit_time", "end_time", "time_limit", "node_count"):
+        changed[key] = wrapped(job[key])  # type: ignore[arg-type]
+    changed["exit_code"] = {"status": ["SUCCESS"], "return_code": wrapped(0), "signal": {"id": wrapped(0)}}
+    return changed
+
+
+def test_old_and_new_json_give_the_same_jobs() -> None:
+    old = json.loads((DATA / "squeue-22.05.json").read_text())
+    new = {**old, "jobs": [newer(job) for job in old["jobs"]]}
+    first = client.parse_jobs(json.dumps(old))
+    assert first == client.parse_jobs(json.dumps(new))
+    running, pending = first
+    assert (running.state, running.nodes, running.node_count) == ("RUNNING", "node[0-1]", 2)
+    assert running.name == 'sft "x" $(id)'
+    assert (pending.state, pending.reason) == ("PENDING", "Resources")
+    assert pending.started > pending.submitted
+
+
+def test_scontrol_gives_the_same_job_as_squeue() -> None:
+    jobs = client.parse_jobs((DATA / "squeue-22.05.json").read_bytes())
+    records = client.parse_scontrol((DATA / "scontrol-job.txt").read_text())
+    for job, record in zip(jobs, records, strict=True):
+        other = client.job_from_scontrol(record)
+        assert (other.id, other.name, other.state, other.nodes) == (job.id, job.name, job.state, job.nodes)
+        assert (other.user, other.partition, other.reason) == (job.user, job.partition, job.reason)
+        assert other.node_count == job.node_count
+
+
+def test_a_job_name_or_path_cannot_pose_as_a_state() -> None:
+    line = (
+        "JobId=7 JobName=x JobState=FAILED y UserId=me(1) JobState=RUNNING NodeList=node0 "
+        "Command=/a JobState=CANCELLED WorkDir=/b NodeList=elsewhere"
+    )
+    job = client.job_from_scontrol(client.parse_scontrol(line)[0])
+    assert (job.state, job.nodes) == ("RUNNING", "node0")
+
+
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [(0, 0), (1792, 7), (9, -9), ({"return_code": wrapped(7)}, 7), (wrapped(1792), 7), (None, None)],
+)
+def test_exit_codes_of_both_shapes(value: object, code: int | None) -> None:
+    assert client.exit_code(value) == code
+
+
+def test_old_and_new_sinfo_give_nodes_with_addresses_and_partitions() -> None:
+    old = client.parse_nodes((DATA / "sinfo-22.05.json").read_bytes())
+    assert [node.name for node in old] == ["node0", "node1"]
+    assert all(node.address.startswith("10.") and node.partitions == ("main",) for node in old)
+    group = {
+        "node": {"state": ["IDLE"]},
+        "nodes": {"nodes": ["a", "b"], "addresses": ["10.0.0.1", "10.0.0.2"], "total": 2},
+        "cpus": {"maximum": 64},
+        "memory": {"maximum": 512000},
+        "gres": {"total": "gpu:h100:8"},
+        "partition": {"name": "gpu"},
+    }
+    also = {**group, "partition": {"name": "all"}}
+    nodes = client.parse_nodes(json.dumps({"sinfo": [group, also]}))
+    assert [(node.name, node.address, node.state, node.partitions) for node in nodes] == [
+        ("a", "10.0.0.1", "idle", ("gpu", "all")),
+        ("b", "10.0.0.2", "idle", ("gpu", "all")),
+    ]
+    assert [(part.name, part.states) for part in client.partitions(nodes)] == [
+        ("gpu", {"idle": 2}),
+        ("all", {"idle": 2}),
+    ]
+
+
+def test_a_controller_that_does_not_answer_is_an_error_after_the_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "squeue"
+    fake.write_text("#!/bin/sh\nexec sleep 60\n")
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(client.SlurmError, match="no answer within"):
+        client.call("squeue", "--json", timeout_s=0.2)
+
+
+def test_slurms_own_message_is_kept_for_a_refused_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "sbatch"
+    fake.write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: nope' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(client.SlurmError, match="invalid partition specified: nope"):
+        client.call("sbatch", "x.sh")
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"nodes": 0}, "--nodes"),
+        ({"time": "soon"}, "--time"),
+        ({"memory": "lots"}, "--memory"),
+        ({"cpus_per_task": 0}, "--cpus-per-task"),
+        ({"signal_lead_s": 0}, "--signal-lead"),
+        ({"directives": ("rm -rf",)}, "--directive"),
+        ({"modules": ("a; rm",)}, "--module"),
+    ],
+)
+def test_an_option_that_slurm_cannot_take_is_refused_by_its_flag(options: dict, flag: str) -> None:
+    with pytest.raises(SlurmOptionError, match=f"^{flag}"):
+        SlurmOptions(**options)
+
+
+def test_values_with_spaces_go_to_sbatch_and_not_into_the_script() -> None:
+    plain, other = directives(SlurmOptions(nodes=2, account="my lab", partition="gpu"))
+    assert "--account=my lab" in other
+    assert "--partition=gpu" in plain
+    assert not set(plain) & set(other)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize(
+    "name", ["run", "two words", "quo'te\"s", "$(touch x)", "new\nline", "`id`", "-dash"]
+)
+def test_the_script_is_clean_and_a_hostile_path_arrives_as_text(name: str, tmp_path: Path) -> None:
+    run = tmp_path / name
+    options = SlurmOptions(
+        nodes=2, cpus_per_task=4, modules=("cuda/12.8",), container="img.sqsh", account="a b"
+    )
+    script = batch_script(run, options, python="/opt/py thon/bin/python")
+    path = tmp_path / "job.sh"
+    path.write_text(script)
+    checked = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
+    head = script.split("\nexport FTDASH_RUN_DIR")[0] + '\nprintf %s "$run"\n'
+    shown = subprocess.run(["bash", "-c", head], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert shown.stdout == str(run)
+    assert not (tmp_path / "x").exists()
+
+
+def test_no_gpus_are_asked_for_on_cpu() -> None:
+    assert not [word for word in SlurmOptions(gpus_per_node=0).arguments() if "gpus" in word]
+    assert "--gpus-per-node=8" in SlurmOptions(gpus_per_node=8).arguments()
