@@ -1,0 +1,238 @@
+"""How to take evidence of a live process while changing it as little as possible.
+
+py-spy reads the memory of the process without pausing it (`--nonblocking`): a ptrace pause, like a
+signal, can cut a blocked system call short and move the very rank that is looked at. State before and
+after are compared, and a process that the dump left stopped is continued.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from ftdash.monitor.diagnosis import permission, procfs
+from ftdash.monitor.diagnosis.model import (
+    DumpFailure,
+    Frame,
+    ProcessEvidence,
+    RankEvidence,
+    Thread,
+)
+
+MAX_CHILDREN = 32
+MAX_DUMP_BYTES = 32 << 20
+_NONBLOCKING_TRIES = 3
+_STOPPED = "T"
+
+
+class _PySpyFrame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class _PySpyThread(msgspec.Struct):
+    thread_name: str | None = None
+    thread_id: int | None = None
+    os_thread_id: int | None = None
+    active: bool = False
+    owns_gil: bool = False
+    frames: list[_PySpyFrame] = []
+
+
+_pyspy_decoder = msgspec.json.Decoder(list[_PySpyThread])
+
+
+@cache
+def pyspy_path() -> str | None:
+    """The py-spy beside this interpreter, else the one in PATH."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if beside.is_file() else shutil.which("py-spy")
+
+
+@cache
+def pyspy_version() -> str:
+    tool = pyspy_path()
+    if tool is None:
+        return ""
+    done = subprocess.run([tool, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    return done.stdout.split()[-1] if done.stdout.split() else ""
+
+
+def parse_pyspy_json(data: bytes) -> list[Thread]:
+    """Threads of `py-spy dump --json`. Raises msgspec.DecodeError when it is something else."""
+    return [
+        Thread(
+            name=thread.thread_name or "",
+            os_tid=thread.os_thread_id or 0,
+            active=thread.active,
+            owns_gil=thread.owns_gil,
+            frames=[Frame(frame.name, frame.filename, frame.line) for frame in thread.frames],
+        )
+        for thread in _pyspy_decoder.decode(data)
+    ]
+
+
+def _run_pyspy(pid: int, flags: Sequence[str], timeout_s: float) -> tuple[bytes, str, bool]:
+    """Output, message, and whether the time was over. py-spy is asked to end, never killed while it may
+    hold the process stopped."""
+    environ = {key: value for key, value in os.environ.items() if key != "RUST_BACKTRACE"}
+    command = [pyspy_path() or "py-spy", "dump", "--json", *flags, "--pid", str(pid)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+        return b"", "", True
+    return out[:MAX_DUMP_BYTES], err.decode("utf-8", "replace"), False
+
+
+def _undo_stop(pid: int, before: str) -> str:
+    """Continue a process that was not stopped before the dump and is now; say so."""
+    if before == _STOPPED or procfs.state_letter(pid) != _STOPPED:
+        return ""
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except OSError as error:
+        return f"left stopped by the dump, and SIGCONT failed: {error.strerror}"
+    return "left stopped by the dump, continued with SIGCONT"
+
+
+def _optional_int(environ: dict[str, str], *names: str) -> int | None:
+    for name in names:
+        if (value := environ.get(name, "")).isdigit():
+            return int(value)
+    return None
+
+
+def bare_evidence(pid: int) -> ProcessEvidence:
+    """What /proc alone says: identity, state, counters."""
+    environ = procfs.environment(pid)
+    return ProcessEvidence(
+        pid=pid,
+        host=socket.gethostname(),
+        t=time.time(),
+        ppid=procfs.parent_pid(pid),
+        uid=procfs.uid_of(pid),
+        rank=_optional_int(environ, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+        local_rank=_optional_int(environ, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+        world_size=_optional_int(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
+        local_world_size=_optional_int(environ, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        command=procfs.command_line(pid),
+        proc=procfs.proc_state(pid),
+    )
+
+
+def _failed(evidence: ProcessEvidence, failure: permission.Failure) -> ProcessEvidence:
+    evidence.failure, evidence.failure_text, evidence.remedy = failure.kind, failure.text, failure.remedy
+    return evidence
+
+
+def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> ProcessEvidence:
+    """Stacks of all threads and the state of one process; never raises for what the process is.
+
+    `native` adds C and C++ frames and pauses the process meanwhile (about 0.6 s).
+    """
+    evidence = bare_evidence(pid)
+    before = evidence.proc.state
+    if before in ("", "X", "Z"):
+        return _failed(evidence, permission.explain(pid, ""))
+    if pyspy_path() is None:
+        remedy = permission.REMEDIES[DumpFailure.NO_PYSPY]
+        return _failed(evidence, permission.Failure(DumpFailure.NO_PYSPY, "py-spy not found", remedy))
+    if native and before not in ("D", _STOPPED, "t"):
+        plans = [("--native",)]
+    else:
+        plans = [("--nonblocking",)] * _NONBLOCKING_TRIES
+    message, deadline = "", time.monotonic() + timeout_s
+    for flags in plans:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            break
+        out, message, timed_out = _run_pyspy(pid, flags, left_s)
+        evidence.moved = evidence.moved or _undo_stop(pid, before)
+        if timed_out:
+            kind = DumpFailure.D_STATE if procfs.state_letter(pid) == "D" else DumpFailure.TIMEOUT
+            return _failed(
+                evidence, permission.Failure(kind, "the dump did not end", permission.REMEDIES[kind])
+            )
+        try:
+            evidence.threads = parse_pyspy_json(out)
+        except msgspec.DecodeError:
+            continue
+        if any(thread.frames for thread in evidence.threads):
+            evidence.source = "py-spy native" if native else "py-spy"
+            return evidence
+    failed = _failed(evidence, permission.explain(pid, message, pyspy_version()))
+    if before and not procfs.state_letter(pid):
+        failed.moved = "ended while it was dumped"
+    return failed
+
+
+def rank_evidence(
+    pid: int,
+    *,
+    rank: int | None = None,
+    kin: dict[int, list[int]] | None = None,
+    children: bool = True,
+    native: bool = False,
+    timeout_s: float = 4.0,
+) -> RankEvidence:
+    """One rank: its process, and the Python processes below it (loader workers, forked children)."""
+    process = dump_process(pid, native=native, timeout_s=timeout_s)
+    if children and process.failure not in (DumpFailure.GONE, DumpFailure.ZOMBIE):
+        for child in procfs.descendants(pid, kin)[:MAX_CHILDREN]:
+            if procfs.state_letter(child) == "Z":
+                process.children.append(_failed(bare_evidence(child), permission.explain(child, "")))
+            elif procfs.is_python(child) and not is_helper(procfs.command_line(child)):
+                process.children.append(dump_process(child, timeout_s=timeout_s))
+    known = rank if rank is not None else process.rank
+    return RankEvidence(
+        rank=known if known is not None else -1, host=process.host, t=process.t, process=process
+    )
+
+
+_HELPER_MARKS = (
+    "resource_tracker",
+    "compile_worker",
+    "semaphore_tracker",
+    "tensorboard",
+    "wandb-core",
+    "wandb-service",
+)
+
+
+def is_helper(command: Sequence[str]) -> bool:
+    """Processes that Python and its libraries start beside a rank and that hold nobody up."""
+    return any(mark in part for part in command[1:] for mark in _HELPER_MARKS)
+
+
+def dump_ranks(
+    pids: Iterable[tuple[int, int]], *, native: bool = False, timeout_s: float = 4.0
+) -> list[RankEvidence]:
+    """Evidence of several (rank, pid) at once, in parallel, sorted by rank."""
+    todo = list(pids)
+    if not todo:
+        return []
+    kin = procfs.children_map()
+    with ThreadPoolExecutor(max_workers=min(8, len(todo))) as pool:
+        found = pool.map(
+            lambda item: rank_evidence(item[1], rank=item[0], kin=kin, native=native, timeout_s=timeout_s),
+            todo,
+        )
+        return sorted(found, key=lambda evidence: evidence.rank)

@@ -1,0 +1,147 @@
+"""Why a process cannot be dumped, told apart, each with the one remedy that fits."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftdash.monitor.diagnosis import procfs
+from ftdash.monitor.diagnosis.model import DumpFailure
+
+_YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+_CAP_SYS_PTRACE = 1 << 19
+
+REMEDIES = {
+    DumpFailure.GONE: "the process has ended: look at its log and exit code",
+    DumpFailure.ZOMBIE: "the process is dead and not yet reaped: look at its log and exit code",
+    DumpFailure.NOT_PYTHON: "give the pid of the training process, or of its launcher",
+    DumpFailure.D_STATE: "the process sleeps in the kernel (driver or storage): check dmesg and the mounts of that "
+    "node, exclude the node; only a reboot may help",
+    DumpFailure.TIMEOUT: "the dump did not end in time: try again, or ask the hook with SIGUSR2",
+    DumpFailure.NO_PYSPY: "py-spy is not installed here: pip install py-spy",
+    DumpFailure.UNREADABLE: "run `ftdash diagnose --debug`, or ask the hook with SIGUSR2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What decides whether one process may read another's memory."""
+
+    own_uid: int
+    target_uid: int
+    yama_scope: int | None  # None: Yama is absent
+    has_cap: bool  # CAP_SYS_PTRACE in the effective set
+    in_container: bool
+    same_pid_namespace: bool
+    same_user_namespace: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    kind: DumpFailure
+    text: str
+    remedy: str
+
+
+def _namespace(pid: int | str, name: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/{name}")
+    except OSError:
+        return ""
+
+
+def _same_namespace(pid: int, name: str) -> bool:
+    other = _namespace(pid, name)
+    return not other or other == _namespace("self", name)
+
+
+def read_access(pid: int) -> Access:
+    """Ask the system what stands between this process and `pid`."""
+    try:
+        yama: int | None = int(Path(_YAMA).read_text())
+    except (OSError, ValueError):
+        yama = None
+    effective = re.search(r"^CapEff:\s*([0-9a-f]+)", Path("/proc/self/status").read_text(), re.M)
+    marks = ("/.dockerenv", "/run/.containerenv", "/singularity")
+    return Access(
+        own_uid=os.geteuid(),
+        target_uid=procfs.uid_of(pid),
+        yama_scope=yama,
+        has_cap=bool(effective and int(effective[1], 16) & _CAP_SYS_PTRACE),
+        in_container=any(Path(mark).exists() for mark in marks) or "container" in os.environ,
+        same_pid_namespace=_same_namespace(pid, "pid"),
+        same_user_namespace=_same_namespace(pid, "user"),
+    )
+
+
+def explain_denied(access: Access) -> Failure:
+    """The one reason, and the one remedy, for "permission denied"."""
+    if not access.same_user_namespace or not access.same_pid_namespace:
+        return Failure(
+            DumpFailure.OTHER_NAMESPACE,
+            "the process lives in another namespace (a container)",
+            "run ftdash inside that container, or enter it: nsenter -t PID -m -p -U --preserve-credentials",
+        )
+    if access.own_uid not in (0, access.target_uid):
+        return Failure(
+            DumpFailure.OTHER_USER,
+            f"the process belongs to uid {access.target_uid}, you are uid {access.own_uid}",
+            f"run as that user: sudo -u '#{access.target_uid}' ftdash diagnose …",
+        )
+    if access.yama_scope and not access.has_cap:
+        if access.yama_scope >= 3:
+            remedy = (
+                "ptrace is off until reboot (scope 3): start the job with ftdash's hook and ask it by SIGUSR2"
+            )
+        elif access.yama_scope == 2:
+            remedy = "only administrators may trace (scope 2): sudo ftdash diagnose …"
+        else:
+            remedy = "sudo sysctl kernel.yama.ptrace_scope=0, or sudo ftdash diagnose …"
+        return Failure(DumpFailure.YAMA, f"Yama forbids it: ptrace_scope is {access.yama_scope}", remedy)
+    where = "this container" if access.in_container else "this process"
+    return Failure(
+        DumpFailure.NO_PTRACE,
+        f"{where} lacks CAP_SYS_PTRACE, or seccomp forbids ptrace",
+        "start the container with --cap-add=SYS_PTRACE (Kubernetes: securityContext.capabilities.add)",
+    )
+
+
+def target_python(pid: int) -> tuple[int, int] | None:
+    """The Python version of a process, from its executable's name and the libraries it mapped."""
+    texts = [procfs.executable(pid), procfs.text(f"/proc/{pid}/maps")]
+    for text in texts:
+        if match := re.search(r"(?:lib)?python(3)\.(\d+)", text):
+            return int(match[1]), int(match[2])
+    return None
+
+
+def explain(pid: int, stderr: str, pyspy_version: str = "") -> Failure:
+    """Turn py-spy's message into the cause. Its words alone are ambiguous: /proc decides first."""
+    state = procfs.state_letter(pid)
+    if not state or state == "X":
+        return Failure(DumpFailure.GONE, f"no process {pid}", REMEDIES[DumpFailure.GONE])
+    if state == "Z":
+        return Failure(DumpFailure.ZOMBIE, f"process {pid} is a zombie", REMEDIES[DumpFailure.ZOMBIE])
+    lowered = stderr.lower()
+    if state == "D":
+        return Failure(DumpFailure.D_STATE, "uninterruptible sleep", REMEDIES[DumpFailure.D_STATE])
+    if any(
+        word in lowered for word in ("permission denied", "operation not permitted", "os error 13", "eperm")
+    ):
+        return explain_denied(read_access(pid))
+    if not procfs.is_python(pid):
+        name = Path(procfs.executable(pid)).name or "it"
+        return Failure(DumpFailure.NOT_PYTHON, f"{name} is not Python", REMEDIES[DumpFailure.NOT_PYTHON])
+    if "failed to find python version" in lowered or "unsupported version" in lowered:
+        version = target_python(pid)
+        name = f"Python {version[0]}.{version[1]}" if version else "this Python build"
+        tool = f"py-spy {pyspy_version}".strip()
+        return Failure(
+            DumpFailure.UNSUPPORTED_PYTHON,
+            f"{tool} does not know {name}",
+            "pip install -U py-spy; until then ask the hook with SIGUSR2",
+        )
+    first = next((line for line in stderr.splitlines() if line.strip()), "no message")
+    return Failure(DumpFailure.UNREADABLE, first.strip(), REMEDIES[DumpFailure.UNREADABLE])
