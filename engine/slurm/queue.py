@@ -1,4 +1,4 @@
-"""The queue as a screen shows it: asked seldom, more seldom when the controller is slow, in a thread of its own."""
+"""The queue as a screen shows it: asked seldom, more seldom of a slow controller, in a thread of its own."""
 
 from __future__ import annotations
 
