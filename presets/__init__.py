@@ -1,1 +1,5 @@
-"""ftdash.presets"""
+"""Data that ships with ftdash: model configs, GPUs and links, recipes."""
+
+from pathlib import Path
+
+FOLDER = Path(__file__).parent

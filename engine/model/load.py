@@ -1,0 +1,194 @@
+"""Finds a plan's model: a preset, a config.json, or a typical shape for a bare parameter count."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ftdash import presets
+from ftdash.engine.model.config import LARGEST_TOTAL, HubConfig, ModelError
+from ftdash.engine.model.shape import ModelShape
+
+if TYPE_CHECKING:
+    from ftdash.engine.plan import Plan
+
+__all__ = [
+    "ModelError",
+    "from_config",
+    "from_params",
+    "load_config_file",
+    "load_preset",
+    "preset_names",
+    "resolve",
+]
+
+# Published shapes that a bare count is interpolated between: parameters, layers, hidden, FFN width,
+# KV heads, vocabulary (Llama 3 and Qwen2.5 model cards).
+_TYPICAL = (
+    (1e6, 2, 64, 256, 2, 4_096),
+    (1.5e7, 6, 288, 768, 2, 16_384),
+    (1.1e9, 22, 2048, 5632, 4, 32_000),
+    (3.2e9, 28, 3072, 8192, 8, 64_000),
+    (8.0e9, 32, 4096, 14336, 8, 128_256),
+    (1.4e10, 48, 5120, 13824, 8, 128_256),
+    (3.2e10, 64, 5120, 27648, 8, 128_256),
+    (7.05e10, 80, 8192, 28672, 8, 128_256),
+    (4.05e11, 126, 16384, 53248, 8, 128_256),
+    (3.0e12, 160, 36864, 147456, 16, 128_256),
+)
+_LOWEST = 100_000
+
+
+@cache
+def preset_names() -> tuple[str, ...]:
+    """The presets' names, sorted."""
+    return tuple(sorted(path.stem for path in (presets.FOLDER / "models").glob("*.json")))
+
+
+@cache
+def load_preset(name: str) -> ModelShape:
+    """The shape of a preset. Raises ModelError naming the closest presets."""
+    path = presets.FOLDER / "models" / f"{name}.json"
+    if name not in preset_names():
+        import difflib
+
+        near = (
+            difflib.get_close_matches(name.lower().rsplit("/")[-1], preset_names(), 5, 0.4)
+            or preset_names()[:5]
+        )
+        raise ModelError(
+            f"--model {name}: no such preset; near: {', '.join(near)} ({len(preset_names())} in all)"
+        )
+    config = msgspec.json.decode(path.read_bytes())
+    return replace(from_config(config, name), source=config.get("source", ""))
+
+
+def load_config_file(path: str | Path) -> ModelShape:
+    """The shape in a hub config.json (or a folder that holds one), named after its folder or file."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "config.json"
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise ModelError(f"--config {path}: {error.strerror or error}; a Hugging Face config.json") from None
+    try:
+        config = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise ModelError(f"--config {path}: not JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise ModelError(f"--config {path}: not a JSON object but a {type(config).__name__}")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return replace(_build(config, name, f"--config {path}"), source=str(path))
+
+
+def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """The shape that the transformers class builds from a hub config's keys. Raises ModelError."""
+    return _build(config, name, name)
+
+
+def _build(config: Mapping[str, Any], name: str, where: str) -> ModelShape:
+    from ftdash.engine.model.families import BUILDERS
+
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelError(f"{where}: key 'model_type' is missing: such as llama, qwen3, mixtral")
+    if model_type not in BUILDERS:
+        raise ModelError(f"{where}: model_type {model_type!r} cannot be read: {', '.join(sorted(BUILDERS))}")
+    return replace(BUILDERS[model_type](HubConfig(config, where)), name=name)
+
+
+@lru_cache(maxsize=256)
+def from_params(n: float) -> ModelShape:
+    """A dense GQA SwiGLU decoder of typical proportions whose total is exactly `n`.
+
+    Layers and widths are interpolated between published models; FFN width and vocabulary take up the
+    rest in whole steps, and what remains (below 0.1 %) stands in `other_params`. Raises ModelError.
+    """
+    if (
+        not isinstance(n, int | float)
+        or isinstance(n, bool)
+        or not math.isfinite(n)
+        or n != int(n)
+        or not _LOWEST <= n <= LARGEST_TOTAL
+    ):
+        raise ModelError(
+            f"--params {n}: a whole number of parameters from {_LOWEST:.0e} to {LARGEST_TOTAL:.0e}"
+        )
+    total = int(n)
+    layers, hidden, kv_heads, vocab = _proportions(total)
+    head_dim = 128 if hidden >= 2048 else 64 if hidden >= 256 else 16
+
+    def shape(width: int, vocab: int = vocab) -> ModelShape:
+        config = {
+            "model_type": "llama",
+            "hidden_size": hidden,
+            "intermediate_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": hidden // head_dim,
+            "num_key_value_heads": min(kv_heads, hidden // head_dim),
+            "head_dim": head_dim,
+            "vocab_size": vocab,
+        }
+        return _build(config, f"{total / 1e9:.4g}B", f"--params {n:g}")
+
+    # Whole multiples, so that every usual tensor-parallel degree divides them.
+    step = 64 if hidden >= 1024 else 8
+    per_step = shape(2 * step).total_params - shape(step).total_params
+    width = (total - shape(step).total_params) // per_step * step + step
+    if width < step:
+        raise ModelError(f"--params {n:g}: too few for a decoder: from {_LOWEST:.0e}")
+    vocab += (total - shape(width).total_params) // (2 * hidden * step) * step
+    fitted = shape(width, vocab)
+    return replace(
+        fitted,
+        other_params=fitted.other_params + total - fitted.total_params,
+        source="typical dense decoder of this size",
+    )
+
+
+def _proportions(total: int) -> tuple[int, int, int, int]:
+    """Layers, hidden, KV heads and vocabulary between the two nearest published sizes, on a log scale."""
+    bounded = min(max(total, _TYPICAL[0][0]), _TYPICAL[-1][0])
+    upper = next(i for i, row in enumerate(_TYPICAL) if bounded <= row[0])
+    low, high = _TYPICAL[max(upper - 1, 0)], _TYPICAL[upper]
+    part = 0.0 if high[0] == low[0] else math.log(bounded / low[0]) / math.log(high[0] / low[0])
+
+    def between(index: int) -> float:
+        return float(low[index] * (high[index] / low[index]) ** part)
+
+    scale = (total / bounded) ** 0.5
+    step = 1024 if between(2) >= 2048 else 128 if between(2) >= 256 else 32
+    hidden = max(32, round(between(2) * scale / step) * step)
+    nearest = low if part < 0.5 else high
+    vocab = max(256, min(int(nearest[5]), total // (6 * hidden) // 8 * 8))
+    return round(between(1)), hidden, int(nearest[4]), vocab
+
+
+def resolve(plan: Plan) -> ModelShape:
+    """The model that a plan names, through --model, --config or --params; cached. Raises ModelError."""
+    given = [flag for flag in ("model", "config", "params") if getattr(plan, flag) is not None]
+    if len(given) != 1:
+        said = " and ".join(f"--{flag}" for flag in given) or "none"
+        raise ModelError(f"exactly one of --model, --config and --params names the model, not {said}")
+    if plan.model is not None:
+        return load_preset(plan.model)
+    if plan.params is not None:
+        return from_params(plan.params)
+    path = Path(str(plan.config))
+    try:
+        stamp = (path / "config.json" if path.is_dir() else path).stat().st_mtime_ns
+    except OSError:
+        stamp = 0
+    return _resolve_file(str(path), stamp)
+
+
+@lru_cache(maxsize=32)
+def _resolve_file(path: str, stamp: int) -> ModelShape:
+    return load_config_file(path)
