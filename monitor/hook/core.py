@@ -77,6 +77,7 @@ class Hook:
         self.run_dir = Path(run_dir) if run_dir else None
         self.phase_name = ""
         self.step_number = 0
+        self.tokens_seen = 0  # label tokens of this rank; on a GPU, a step or two behind
         self.expert_every = 10
         self._writer: LineWriter | None = None
         self._beat: BeatWriter | None = None
@@ -128,7 +129,8 @@ class Hook:
             self._beat = BeatWriter(telemetry / f"rank-{self.rank}.beat")
         except Exception as error:
             self._fail("heartbeat", error)
-        self._stacks = process.dump_stacks_on_signal(self.run_dir / "stacks" / f"faulthandler-rank-{self.rank}.txt")
+        stacks = self.run_dir / "stacks" / f"faulthandler-rank-{self.rank}.txt"
+        self._stacks = process.dump_stacks_on_signal(stacks)
         process.allow_ptrace()
         with contextlib.suppress(Exception):
             import torch
@@ -153,14 +155,18 @@ class Hook:
     def enter(self, name: str) -> None:
         """Leave the current phase and enter another; the empty name means between phases."""
         now = time.perf_counter()
-        self._spent[self.phase_name] = self._spent.get(self.phase_name, 0.0) + now - self._phase_since
+        if self.phase_name == "start":  # what came before the loop (loading, compiling) is no part of a step
+            self._spent.clear()
+            self._step_since = now
+        else:
+            self._spent[self.phase_name] = self._spent.get(self.phase_name, 0.0) + now - self._phase_since
         self._phase_since = now
         self.phase_name = name
         if self._beat is not None:
             self._beat.beat(self.step_number, name)
 
     def start_steps(self, step: int = 0) -> None:
-        """Start the clock of the first step now: what came before (loading, compiling) is no part of it."""
+        """Start the clock of the step after `step` now."""
         self.step_number = step
         self._reset_clock()
 
@@ -198,8 +204,8 @@ class Hook:
         self.step_number = self.step_number + 1 if step is None else step
         spent = self._spent
         step_s = self._phase_since - self._step_since - sum(spent.get(name, 0.0) for name in PAUSES)
-        record: dict[str, Any] = {"kind": "step", "t": time.time(), "v": FORMAT_VERSION, "step": self.step_number}
-        record["epoch"] = float(epoch)
+        record: dict[str, Any] = {"kind": "step", "t": time.time(), "v": FORMAT_VERSION}
+        record["step"], record["epoch"] = self.step_number, float(epoch)
         record["step_s"] = round(step_s, 6)
         for name in TIMED_PHASES:
             if value := spent.get(name):
@@ -230,6 +236,7 @@ class Hook:
         def finish(numbers: list[float]) -> None:
             for key, number in zip(values, numbers, strict=True):
                 record[key] = int(number) if key == "tokens" else float(number)
+            self.tokens_seen += record.get("tokens", 0)
             if step_s > 0:
                 record["tokens_per_s"] = round(record.get("tokens", 0) / step_s, 3)
             self._put(record)
@@ -241,10 +248,7 @@ class Hook:
         import torch
 
         device = on_device[0].device
-        columns = [
-            value.detach().double().reshape(()) if isinstance(value, torch.Tensor) else torch.tensor(float(value))
-            for value in values.values()
-        ]
+        columns = [torch.as_tensor(value).detach().reshape(()) for value in values.values()]
         stacked = torch.stack([column.to(device, torch.double, non_blocking=True) for column in columns])
         self._read_later(stacked, lambda host: finish(host.tolist()))
 
@@ -255,8 +259,12 @@ class Hook:
         step, t = self.step_number, time.time()
 
         def finish(host: torch.Tensor) -> None:
-            for layer, experts, counts in zip(self._counter.layers, self._counter.experts, host.tolist(), strict=True):
-                head = {"kind": "experts", "t": t, "v": FORMAT_VERSION, "step": step}
+            head = {"kind": "experts", "t": t, "v": FORMAT_VERSION, "step": step}
+            counter = self._counter
+            rows = host.tolist()
+            if not any(map(any, rows)):
+                return
+            for layer, experts, counts in zip(counter.layers, counter.experts, rows, strict=True):
                 self._put({**head, "layer": layer, "counts": counts[:experts]})
 
         if taken.is_cuda:
@@ -284,7 +292,7 @@ class Hook:
         self._put({**head, "severity": severity, "code": code, "text": text})
 
     def describe(self, model: torch.nn.Module | None = None, **meta: Any) -> None:
-        """Write the meta record: who this rank is and what really runs. `meta` are fields of `records.Meta`."""
+        """Write the meta record: who this rank is, what really runs. `meta` are fields of `records.Meta`."""
         if self._writer is None:
             return
         try:
@@ -333,7 +341,8 @@ class Hook:
     def _fail(self, part: str, error: BaseException) -> None:
         if part not in self._told:
             self._told.add(part)
-            self.event("warning", f"hook-{part}", f"telemetry: {part} failed: {type(error).__name__}: {error}")
+            text = f"telemetry: {part} failed: {type(error).__name__}: {error}"
+            self.event("warning", f"hook-{part}", text)
 
     def close(self) -> None:
         """Write what is left (waiting at most two seconds for the disk) and let go of everything."""

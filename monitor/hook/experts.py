@@ -1,9 +1,9 @@
 """How many tokens each expert gets: counted on the device at the routers, read back without a pause.
 
-A router is a module whose class name ends in `TopKRouter` (any case, as in transformers) and whose output holds
-the chosen experts as an integer tensor (tokens, k). Activation checkpointing runs a router a second time during
-backward: a forward inside a running autograd graph task is such a recomputation and is not counted
-(`torch._C._current_graph_task_id() != -1`, which torch.utils.checkpoint itself relies on).
+A router is a module whose class name ends in `TopKRouter` (any case, as in transformers) and whose output
+holds the chosen experts as an integer tensor (tokens, k). Activation checkpointing runs a router a second
+time during backward: a forward inside a running autograd graph task is such a recomputation and is not
+counted (`torch._C._current_graph_task_id() != -1`, which torch.utils.checkpoint itself relies on).
 """
 
 from __future__ import annotations

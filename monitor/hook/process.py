@@ -1,4 +1,4 @@
-"""What makes a rank's process open to diagnosis: stack dumps on a signal, ptrace by its own user, torch's server."""
+"""What opens a rank's process to diagnosis: stack dumps on a signal, ptrace by its user, torch's server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dump_stacks_on_signal(path: Path) -> IO[str] | None:
 
 
 def forget_stack_dumps(handle: IO[str] | None) -> None:
-    """Take the handler away and ignore the signal, which would otherwise kill an interpreter shutting down."""
+    """Take the handler away and ignore the signal, which would else kill an interpreter shutting down."""
     if handle is not None:
         with contextlib.suppress(Exception):
             faulthandler.unregister(signal.SIGUSR2)

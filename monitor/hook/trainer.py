@@ -2,8 +2,8 @@
 
     trainer = Trainer(..., callbacks=[FtdashCallback()])
 
-`data` runs from the end of a step to the next forward, `forward` and `backward` are told apart by hooks on the
-model, `optimizer` begins before the optimizer's step. Times are the host's; on a GPU work runs behind them.
+`data` runs from the end of a step to the next forward, `forward` and `backward` are told apart by hooks on
+the model, `optimizer` begins before the optimizer's step. Times are the host's; a GPU works behind them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FtdashCallback(TrainerCallback):
             self._record(state, {})
             self._next(control)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if logs and "loss" in logs and state.global_step != self._logged_step:
             self._logged_step = state.global_step
             self._record(state, logs)

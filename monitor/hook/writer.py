@@ -1,4 +1,4 @@
-"""A bounded line queue and the daemon thread that writes it out, so that a slow or full disk never stops a rank."""
+"""A bounded line queue and the daemon thread that writes it out: a slow or full disk never stops a rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def plain(value: Any) -> Any:
 
 def encode(record: Mapping[str, Any]) -> bytes:
     """One record as one line. Values are scalars, lists of integers or flat dicts of strings."""
-    return json.dumps({key: plain(value) for key, value in record.items()}, separators=(",", ":")).encode() + b"\n"
+    stored = {key: plain(value) for key, value in record.items()}
+    return json.dumps(stored, separators=(",", ":")).encode() + b"\n"
 
 
 class LineWriter:
@@ -75,15 +76,15 @@ class LineWriter:
                 self.dropped += 1
         if self.dropped > self._told:
             text = f"{self.dropped} telemetry records dropped so far: the disk is full or too slow"
-            event = {"kind": "event", "t": time.time(), "v": 1, "severity": "warning", "code": "telemetry-dropped"}
-            lines.append(encode({**event, "text": text}))
+            event = {"kind": "event", "t": time.time(), "v": 1, "severity": "warning"}
+            lines.append(encode({**event, "code": "telemetry-dropped", "text": text}))
         if lines and self._append(b"".join(lines)):
             self._told = self.dropped
         elif lines:
             self.dropped += len(lines) - (self.dropped > self._told)
 
     def _append(self, data: bytes) -> bool:
-        """Whether all of `data` reached the file; after a part of it did, the next write starts a new line."""
+        """Whether all of `data` reached the file; after a torn write, the next one starts a new line."""
         if self._torn:
             data = b"\n" + data
         sent = 0
