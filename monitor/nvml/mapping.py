@@ -12,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ftdash.monitor.procs import environ
 from ftdash.monitor.records import GpuSample
 
 INIT_PID_NAMESPACE = 0xEFFFFFFC  # the inode of the first pid namespace (linux/proc_ns.h, PROC_PID_INIT_INO)
@@ -26,19 +27,8 @@ class GpuOfRank:
     why: str
 
 
-def read_environ(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty when it may not be read or is gone."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as handle:
-            raw = handle.read()
-    except OSError:
-        return {}
-    pairs = (item.partition(b"=") for item in raw.split(b"\0") if b"=" in item)
-    return {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
-
-
 def visible_devices(
-    environ: Mapping[str, str], devices: Sequence[GpuSample]
+    variables: Mapping[str, str], devices: Sequence[GpuSample]
 ) -> tuple[list[GpuSample], bool, str]:
     """The devices that CUDA shows to a process with this environment, in CUDA's order.
 
@@ -47,8 +37,8 @@ def visible_devices(
     """
     gpus = [device for device in devices if device.mig_index is None]
     instances = [device for device in devices if device.mig_index is not None]
-    sure, why = _order_is_certain(environ, gpus)
-    asked = environ.get("CUDA_VISIBLE_DEVICES")
+    sure, why = _order_is_certain(variables, gpus)
+    asked = variables.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
         return gpus, sure, why
     chosen: list[GpuSample] = []
@@ -71,7 +61,7 @@ def visible_devices(
 
 
 def gpu_of_rank(
-    environ: Mapping[str, str],
+    variables: Mapping[str, str],
     devices: Sequence[GpuSample],
     *,
     device: str = "",
@@ -90,7 +80,7 @@ def gpu_of_rank(
                 return GpuOfRank(known.uuid, True, "by the UUID that the rank reported")
     if device.startswith("cpu"):
         return GpuOfRank(None, True, "the rank runs on the CPU")
-    visible, sure, why = visible_devices(environ, devices)
+    visible, sure, why = visible_devices(variables, devices)
     if not visible:
         return GpuOfRank(None, sure, why or "no GPU is visible to this rank")
     kind, _, number = device.partition(":")
@@ -99,7 +89,7 @@ def gpu_of_rank(
     elif len(visible) == 1:
         ordinal, source = 0, "the only GPU that it sees"
     else:
-        rank_text = environ.get("LOCAL_RANK", "") if local_rank is None else str(local_rank)
+        rank_text = variables.get("LOCAL_RANK", "") if local_rank is None else str(local_rank)
         if not rank_text.isdigit():
             return GpuOfRank(None, False, f"mapping unsure: {len(visible)} GPUs visible and no LOCAL_RANK")
         ordinal, source = int(rank_text), f"LOCAL_RANK={rank_text}"
@@ -113,10 +103,10 @@ def gpu_of_rank(
 
 def gpu_of_process(pid: int, devices: Sequence[GpuSample], *, device: str = "") -> GpuOfRank:
     """As `gpu_of_rank`, for a process of this machine."""
-    environ = read_environ(pid)
-    if not environ:
+    variables = environ(pid)
+    if not variables:
         return GpuOfRank(None, False, f"mapping unsure: the environment of process {pid} cannot be read")
-    return gpu_of_rank(environ, devices, device=device)
+    return gpu_of_rank(variables, devices, device=device)
 
 
 def pids_by_namespace(pid: int) -> list[int]:
@@ -164,8 +154,8 @@ def hidden_processes(samples: Sequence[GpuSample]) -> str:
     return f"{len(hidden)} GPU processes are hidden by the pid namespace; ranks are found by environment"
 
 
-def _order_is_certain(environ: Mapping[str, str], gpus: Sequence[GpuSample]) -> tuple[bool, str]:
-    if environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(gpus) < 2:
+def _order_is_certain(variables: Mapping[str, str], gpus: Sequence[GpuSample]) -> tuple[bool, str]:
+    if variables.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len(gpus) < 2:
         return True, ""
     names = {gpu.name for gpu in gpus}
     if len(names) == 1 and "" not in names:

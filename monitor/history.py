@@ -1,0 +1,200 @@
+"""The bounded past of a run: enough to judge the present, never more because the run is longer or larger.
+
+The reader feeds every step record (`add_step`), every expert record through the state, and the state
+itself (`observe`). What is kept does not grow with the run: per rank a few numbers and 48 memory values,
+for the run 64 steps of phase times, 240 records of routing figures.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftdash.monitor.experts import ExpertHistory
+from ftdash.monitor.records import Step, to_float
+from ftdash.monitor.state import RankPhase, RankState, RunState
+from ftdash.monitor.stragglers import StepTimes, StragglerDetector
+
+MEMORY_STEPS = 48
+LOSS_STEPS = 48
+LOOK_S = 30.0  # how often file systems are asked
+
+
+@dataclass(slots=True)
+class Odd:
+    """The first and the newest step at which something was odd on a rank, and how often."""
+
+    first_step: int
+    last_step: int
+    t: float
+    count: int = 1
+
+
+@dataclass(slots=True)
+class RankPast:
+    """What is remembered of one rank."""
+
+    last_step: int = -1
+    loss_nan: Odd | None = None
+    grad_nan: Odd | None = None
+    zero_losses: int = 0  # in a row, up to the newest
+    same_losses: int = 0
+    last_loss: float | None = None
+    memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_STEPS))
+
+
+@dataclass(frozen=True, slots=True)
+class HostLook:
+    """What the reader's own machine sees of the run's files."""
+
+    t: float
+    disk_free: int  # bytes on the file system of the run or its output
+    disk_total: int
+    disk_path: str
+    checkpoint_t: float | None = None  # when the newest checkpoint-* folder was last written
+
+
+class RunHistory:
+    """Feed it, then give it to `find_alerts`."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankPast] = {}
+        self.stragglers = StragglerDetector()
+        self.experts = ExpertHistory()
+        self.grad_norms: deque[tuple[int, float]] = deque(maxlen=LOSS_STEPS)
+        self.grad_spike: tuple[int, float, float] | None = None  # step, norm, median before it
+        self.disk: deque[tuple[float, int]] = deque(maxlen=20)  # when, bytes free
+        self.look: HostLook | None = None
+        self._rates: deque[float] = deque(maxlen=240)
+        self._expert_counts: dict[int, tuple[int, ...]] = {}
+        self._looked_at = 0.0
+        self._last_rate_step = -1
+
+    def add_step(self, rank: int, step: Step) -> None:
+        """One step record of one rank, in order."""
+        past = self.ranks.get(rank)
+        if past is None:
+            past = self.ranks[rank] = RankPast()
+        if step.step <= past.last_step:
+            return
+        past.last_step = step.step
+        self._note_loss(past, step)
+        if step.allocated:
+            past.memory.append((step.step, step.allocated))
+        self.stragglers.add(
+            rank,
+            step.step,
+            StepTimes(
+                step.data_s, step.forward_s, step.backward_s, step.optimizer_s, step.step_s, step.tokens
+            ),
+        )
+
+    def observe(self, state: RunState, *, look: bool = True) -> None:
+        """The newest state. Steps that were not fed one by one are taken from it."""
+        live = [rank for rank in state.ranks if rank.state not in (RankPhase.DEAD, RankPhase.STARTING)]
+        self.stragglers.expect(rank.rank for rank in live)
+        for rank in state.ranks:
+            past = self.ranks.get(rank.rank)
+            if past is None:
+                past = self.ranks[rank.rank] = RankPast()
+            if rank.step > past.last_step and rank.step_s is not None:
+                self.add_step(rank.rank, _as_step(rank, state.now))
+            unseen = not past.memory or past.memory[-1][0] < rank.step
+            if unseen and not rank.allocated and rank.memory_used and rank.step:
+                past.memory.append((rank.step, rank.memory_used))
+        for layer in state.experts:
+            if self._expert_counts.get(layer.layer) != layer.counts:
+                self._expert_counts[layer.layer] = layer.counts
+                self.experts.add(layer.layer, layer.counts)
+        if state.tokens_per_s and state.step > self._last_rate_step:
+            self._last_rate_step = state.step
+            self._rates.append(state.tokens_per_s)
+        if look and state.now - self._looked_at >= LOOK_S:
+            self._looked_at = state.now
+            self.note_look(look_at_files(Path(state.path), state.manifest.output_dir))
+
+    def note_look(self, look: HostLook | None) -> None:
+        """What the file system said; kept to see how fast it fills."""
+        if look is not None:
+            self.look = look
+            self.disk.append((look.t, look.disk_free))
+
+    def rates(self) -> list[float]:
+        """Tokens per second of the run at its newest 240 observed steps, oldest first."""
+        return list(self._rates)
+
+    def _note_loss(self, past: RankPast, step: Step) -> None:
+        loss, norm = to_float(step.loss), to_float(step.grad_norm)
+        if loss is not None:
+            if not math.isfinite(loss):
+                past.loss_nan = _again(past.loss_nan, step)
+            past.zero_losses = past.zero_losses + 1 if loss == 0.0 else 0
+            past.same_losses = past.same_losses + 1 if loss == past.last_loss else 0
+            past.last_loss = loss
+        if norm is not None:
+            if not math.isfinite(norm):
+                past.grad_nan = _again(past.grad_nan, step)
+            else:
+                self._note_norm(step.step, norm)
+
+    def _note_norm(self, step: int, norm: float) -> None:
+        """Gradient norms are the same on all ranks of a step: the first report of a step counts."""
+        if self.grad_norms and self.grad_norms[-1][0] >= step:
+            return
+        if len(self.grad_norms) >= 16:
+            before = sorted(value for _, value in self.grad_norms)
+            usual = before[len(before) // 2]
+            if usual > 0 and norm > 10 * usual:
+                self.grad_spike = (step, norm, usual)
+        self.grad_norms.append((step, norm))
+
+
+def look_at_files(run: Path, output_dir: str) -> HostLook | None:
+    """Free space where the run writes, and the age of its newest checkpoint; None when neither is here."""
+    place = Path(output_dir) if output_dir and Path(output_dir).is_dir() else run
+    try:
+        usage = os.statvfs(place)
+    except OSError:
+        return None
+    newest: float | None = None
+    try:
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if entry.name.startswith(("checkpoint-", "global_step")) and entry.is_dir():
+                    newest = max(newest or 0.0, entry.stat().st_mtime)
+    except OSError:
+        newest = None
+    return HostLook(
+        t=time.time(),
+        disk_free=usage.f_bavail * usage.f_frsize,
+        disk_total=usage.f_blocks * usage.f_frsize,
+        disk_path=str(place),
+        checkpoint_t=newest,
+    )
+
+
+def _again(odd: Odd | None, step: Step) -> Odd:
+    if odd is None:
+        return Odd(step.step, step.step, step.t)
+    odd.last_step = step.step
+    odd.count += 1
+    return odd
+
+
+def _as_step(rank: RankState, t: float) -> Step:
+    return Step(
+        t=t,
+        step=rank.step,
+        loss=rank.loss,
+        grad_norm=rank.grad_norm,
+        step_s=rank.step_s or 0.0,
+        data_s=rank.data_s or 0.0,
+        forward_s=rank.forward_s or 0.0,
+        backward_s=rank.backward_s or 0.0,
+        optimizer_s=rank.optimizer_s or 0.0,
+        allocated=rank.allocated or 0,
+    )

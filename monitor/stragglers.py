@@ -1,0 +1,311 @@
+"""Which rank is slow, in which phase of the step, by how much, and what explains it.
+
+Ranks of a synchronous run wait for one another, so step times are equal and say nothing, and the phase
+that waits is long on the innocent ranks. A straggler is therefore a rank that in some phase takes longer
+than the median of its peers *and* comes out of that phase later than they do. A rank that merely waited
+comes out together with the others.
+
+The score is robust: per step the logarithm of the rank's time over the median of its peers, the median of
+these over a window, in units of the noise that the run itself shows from step to step (median absolute
+successive difference, which neither a constant offset nor a single spike moves).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from ftdash.monitor.state import RankState
+
+PHASES = ("data", "forward", "backward", "optimizer")
+WINDOWS = (8, 32)  # steps: the short window finds 1.3 within ten steps, the long one what is noisier
+SLOWDOWN = 1.15  # smaller differences between ranks are not worth a word
+SIGMAS = 5.0
+NOISE_FLOOR = 0.02  # of a phase's time: nobody's steps are steadier than this for long
+MATERIAL = 0.03  # of the step's time: a phase may be twice as slow and still cost nothing
+KEPT_STEPS = 64
+MANY_RANKS = 64
+PENDING_STEPS = 16  # steps that some ranks have not yet reported
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The parts of one step of one rank, in seconds; tokens are label tokens."""
+
+    data_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    step_s: float
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A slow rank. `slowdown` is its time over its peers' in `phase`, `excess_s` what it costs a step."""
+
+    rank: int
+    phase: str
+    slowdown: float
+    excess_s: float
+    since_step: int
+    step: int
+    cause: str = ""
+    host: str = ""
+
+
+class _Phase:
+    """One phase over the newest steps: log ratios, lateness and excess by rank."""
+
+    def __init__(self) -> None:
+        self.ratios: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self.excess: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self.late: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self.moved: deque[float] = deque(maxlen=KEPT_STEPS)  # median move since the step before
+
+    def noise(self) -> float:
+        """Standard deviation of a log ratio, from moves between successive steps (1.4826 MAD over √2)."""
+        if not self.moved:
+            return NOISE_FLOOR
+        return max(NOISE_FLOOR, 1.4826 * median(self.moved) / math.sqrt(2))
+
+    def clear(self) -> None:
+        for series in (self.ratios, self.excess, self.late, self.moved):
+            series.clear()
+
+
+class StragglerDetector:
+    """Fed with every step of every rank; keeps 64 steps whatever the run's length.
+
+    A step is judged once all expected ranks have reported it; one that stays incomplete while sixteen
+    later ones wait is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: tuple[int, ...] = ()
+        self._pending: dict[int, dict[int, StepTimes]] = {}
+        self._phases = {phase: _Phase() for phase in PHASES}
+        self._steps: deque[int] = deque(maxlen=KEPT_STEPS)
+        self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._tokens: deque[list[int]] = deque(maxlen=KEPT_STEPS)
+        self._since: dict[tuple[int, str], int] = {}
+        self._found: tuple[Straggler, ...] = ()
+        self._judged_step = -1
+
+    @property
+    def found(self) -> tuple[Straggler, ...]:
+        """The stragglers as of the newest step that all ranks reported."""
+        return self._found
+
+    def expect(self, ranks: Iterable[int]) -> None:
+        """The ranks that take part. A change of the set starts the comparison anew."""
+        wanted = tuple(sorted(ranks))
+        if wanted == self._ranks:
+            return
+        self._ranks = wanted
+        for phase in self._phases.values():
+            phase.clear()
+        self._steps.clear()
+        self._step_s.clear()
+        self._tokens.clear()
+        self._since.clear()
+        self._found = ()
+        self._judge_ready()
+
+    def add(self, rank: int, step: int, times: StepTimes) -> None:
+        """One step of one rank. Repeated and older steps are ignored."""
+        if step <= self._judged_step:
+            return
+        self._pending.setdefault(step, {})[rank] = times
+        self._judge_ready()
+
+    def tokens_per_step(self, window: int = WINDOWS[1]) -> dict[int, float]:
+        """Mean label tokens a step by rank over the newest steps; empty before there are eight of them."""
+        newest = list(self._tokens)[-window:]
+        if len(newest) < WINDOWS[0]:
+            return {}
+        return {rank: sum(row[i] for row in newest) / len(newest) for i, rank in enumerate(self._ranks)}
+
+    def _judge_ready(self) -> None:
+        if not self._ranks:
+            if len(self._pending) > PENDING_STEPS:
+                del self._pending[min(self._pending)]
+            return
+        while self._pending:
+            step = min(self._pending)
+            reports = self._pending[step]
+            if len(reports) >= len(self._ranks) and all(rank in reports for rank in self._ranks):
+                self._judge(step, [reports[rank] for rank in self._ranks])
+            elif len(self._pending) <= PENDING_STEPS:
+                break
+            del self._pending[step]
+
+    def _judge(self, step: int, times: list[StepTimes]) -> None:
+        self._judged_step = step
+        if len(times) < 2:
+            return
+        step_s = median(entry.step_s for entry in times)
+        if step_s <= 0:
+            return
+        self._steps.append(step)
+        self._step_s.append(step_s)
+        self._tokens.append([entry.tokens for entry in times])
+        small = 0.01 * step_s  # added to both sides: a phase that takes nothing has no ratio
+        ended = [0.0] * len(times)
+        for name, phase in self._phases.items():
+            spent = [float(getattr(entry, f"{name}_s")) for entry in times]
+            ended = [end + part for end, part in zip(ended, spent, strict=True)]
+            usual, usual_end = _medians_of_others(spent), _medians_of_others(ended)
+            ratios = [math.log((a + small) / (b + small)) for a, b in zip(spent, usual, strict=True)]
+            if phase.ratios:
+                before = phase.ratios[-1]
+                phase.moved.append(median(abs(a - b) for a, b in zip(ratios, before, strict=True)))
+            phase.ratios.append(ratios)
+            phase.excess.append([a - b for a, b in zip(spent, usual, strict=True)])
+            phase.late.append([a - b for a, b in zip(ended, usual_end, strict=True)])
+        self._found = tuple(self._stragglers(step))
+
+    def _stragglers(self, step: int) -> Iterable[Straggler]:
+        slow: dict[int, Straggler] = {}
+        for name, phase in self._phases.items():
+            noise = phase.noise()
+            for window in WINDOWS:
+                if len(phase.ratios) < window:
+                    continue
+                for straggler in self._over(name, phase, noise, window, step):
+                    known = slow.get(straggler.rank)
+                    if known is None or straggler.excess_s > known.excess_s:
+                        slow[straggler.rank] = straggler
+        current = {(entry.rank, entry.phase) for entry in slow.values()}
+        for key in [key for key in self._since if key not in current]:
+            del self._since[key]
+        return sorted(slow.values(), key=lambda entry: -entry.excess_s)
+
+    def _over(self, name: str, phase: _Phase, noise: float, window: int, step: int) -> Iterable[Straggler]:
+        needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
+        newest = list(phase.ratios)[-4:]
+        rows = None
+        step_s = median(list(self._step_s)[-window:])
+        for i, rank in enumerate(self._ranks):
+            if sum(row[i] for row in newest) < needed * len(newest) / 3:
+                continue  # saves the medians for the many ranks that are not slow at all
+            if rows is None:
+                rows = list(phase.ratios)[-window:]
+            if median(row[i] for row in rows) < needed:
+                continue
+            excess = median(row[i] for row in list(phase.excess)[-window:])
+            late = median(row[i] for row in list(phase.late)[-window:])
+            if excess < MATERIAL * step_s or late < 0.5 * excess:
+                continue
+            began = next(k for k, row in enumerate(rows) if row[i] >= needed / 2)
+            since = self._since.setdefault((rank, name), self._steps[began - window])
+            ratio = math.exp(median(row[i] for row in rows[began:]))
+            yield Straggler(rank, name, ratio, excess, since, step)
+
+
+def _medians_of_others(values: Sequence[float]) -> list[float]:
+    """For each value the median of all the other ones; of all values where one more makes no difference."""
+    ordered = sorted(values)
+    if len(ordered) > MANY_RANKS:
+        return [ordered[len(ordered) // 2]] * len(ordered)
+    place: dict[float, int] = {}
+    for i, value in enumerate(ordered):
+        place.setdefault(value, i)
+    count = len(values) - 1
+    low, high = (count - 1) // 2, count // 2
+
+    def at(skip: int, i: int) -> float:
+        return ordered[i + 1] if i >= skip else ordered[i]
+
+    return [(at(place[v], low) + at(place[v], high)) / 2 for v in values]
+
+
+def explain(straggler: Straggler, ranks: Mapping[int, RankState], tokens: Mapping[int, float]) -> Straggler:
+    """The straggler with the cause that its rank, process and GPU show where its peers show none."""
+    own = ranks.get(straggler.rank)
+    if own is None:
+        return straggler
+    peers = [rank for number, rank in ranks.items() if number != straggler.rank]
+    cause = (
+        _stopped(own)
+        or _more_tokens(straggler, tokens)
+        or (straggler.phase == "data" and _data_wait(own))
+        or _gpu_cause(own, peers)
+        or _cpu_share(own, peers)
+        or ""
+    )
+    return replace(straggler, cause=cause or "no cause visible from here", host=own.host)
+
+
+def slow_hosts(stragglers: Sequence[Straggler], ranks: Mapping[int, RankState]) -> dict[str, list[Straggler]]:
+    """Hosts most of whose ranks, and at least two, are slow while other hosts are not: the host is why."""
+    sizes: dict[str, int] = {}
+    for rank in ranks.values():
+        sizes[rank.host] = sizes.get(rank.host, 0) + 1
+    by_host: dict[str, list[Straggler]] = {}
+    for straggler in stragglers:
+        by_host.setdefault(straggler.host, []).append(straggler)
+    if len(sizes) < 2 or len(by_host) == len(sizes):
+        return {}
+    return {
+        host: slow for host, slow in by_host.items() if len(slow) >= 2 and 2 * len(slow) > sizes.get(host, 0)
+    }
+
+
+def _stopped(own: RankState) -> str:
+    if own.process_state in ("T", "t"):
+        return "its process is being stopped (state T: SIGSTOP, a debugger or a CPU limiter)"
+    if own.process_state == "D":
+        return "its process waits in the kernel (state D: disk, network file system or driver)"
+    return ""
+
+
+def _more_tokens(straggler: Straggler, tokens: Mapping[int, float]) -> str:
+    others = [count for rank, count in tokens.items() if rank != straggler.rank and count > 0]
+    mine = tokens.get(straggler.rank, 0.0)
+    if not others or straggler.phase == "data" or mine < median(others) * min(SLOWDOWN, straggler.slowdown):
+        return ""
+    return f"its batches are larger: {mine:,.0f} tokens a step against {median(others):,.0f}"
+
+
+def _data_wait(own: RankState) -> str:
+    return (
+        "waiting for data: its loader delivers late"
+        if own.process_state != "R"
+        else "busy making its own data"
+    )
+
+
+def _gpu_cause(own: RankState, peers: Sequence[RankState]) -> str:
+    gpu = own.gpu
+    if gpu is None:
+        return ""
+    if gpu.state != "ok":
+        return f"its GPU is {gpu.state}" + (f": {gpu.error}" if gpu.error else "")
+    others = [peer.gpu for peer in peers if peer.gpu is not None]
+    shared = {
+        reason for reason in gpu.throttle if others and all(reason in other.throttle for other in others)
+    }
+    own_reasons = [reason for reason in gpu.throttle if reason not in shared]
+    clocks = [other.sm_mhz for other in others if other.sm_mhz]
+    clock = ""
+    if gpu.sm_mhz and clocks and gpu.sm_mhz < 0.93 * median(clocks):
+        clock = f"its GPU runs at {gpu.sm_mhz} MHz, its peers at {median(clocks):.0f}"
+    if own_reasons:
+        return f"its GPU is throttled: {', '.join(own_reasons)}" + (f" ({clock})" if clock else "")
+    if clock:
+        return clock
+    widths = [other.pcie_width for other in others if other.pcie_width]
+    if gpu.pcie_width and widths and gpu.pcie_width < median(widths):
+        return f"its GPU has PCIe x{gpu.pcie_width}, its peers x{median(widths):.0f}"
+    return ""
+
+
+def _cpu_share(own: RankState, peers: Sequence[RankState]) -> str:
+    shares = [peer.cpu for peer in peers if peer.cpu]
+    if own.cpu is None or not shares or own.cpu >= 0.75 * median(shares):
+        return ""
+    return f"its process gets {own.cpu:.0f}% of a core, its peers {median(shares):.0f}%"
