@@ -13,6 +13,10 @@ from typing import Any
 import msgspec
 
 
+class PlanError(ValueError):
+    """A plan that cannot be: the text is one line naming the flag and the valid values."""
+
+
 class Strategy(StrEnum):
     """How parameters, gradients and optimizer state are spread over the data-parallel ranks."""
 

@@ -1,0 +1,178 @@
+"""What forward saves for backward: bytes per token of one block, of the logits, and of one block recomputed.
+
+The eager sums list what autograd really keeps for a transformers decoder block; they equal what
+`torch.autograd.graph.saved_tensors_hooks` counts on small models. The published closed forms (Korthikanti
+et al., arXiv 2205.05198, equation 2: 34·h + 5·a·s) are the special case of GELU and LayerNorm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftdash.engine.model.shape import LayerShape, Linear, Role
+from ftdash.engine.plan import Attention, Checkpointing, Loss
+from ftdash.engine.planner.setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class BlockActivations:
+    """Bytes per token of one block, before tensor cuts: kept until backward, and alive while it is recomputed."""
+
+    saved: float
+    live: float
+    offloadable: float
+
+
+def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
+    """Saved and live bytes per token under the plan's checkpointing; `adapted` is None in full training."""
+    everything = _saved_without_checkpointing(s, layer, adapted)
+    boundary = s.shape.hidden * s.dtypes.stream
+    backward = _backward_temporaries(s, layer)
+    if s.plan.checkpointing is Checkpointing.FULL:
+        return BlockActivations(boundary, everything + backward, boundary)
+    if s.plan.checkpointing is Checkpointing.SELECTIVE:
+        kept = boundary + _saved_selectively(s, layer)
+        return BlockActivations(kept, everything + backward, kept)
+    return BlockActivations(everything, backward, everything)
+
+
+def _saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    return (
+        _norms_saved(s, layer, adapted)
+        + _attention_saved(s, layer, adapted)
+        + _feed_forward_saved(s, layer, adapted)
+        + _adapter_saved(s, layer, adapted)
+    )
+
+
+def _inputs_kept(adapted: tuple[Linear, ...] | None, names: tuple[Linear, ...]) -> bool:
+    """Whether any of these linears keeps its input: all do in full training, only adapted ones under LoRA."""
+    return adapted is None or any(linear in adapted for linear in names)
+
+
+def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    """RMSNorm keeps its input in fp32 and, when its weight trains, the normalised activations; the linears
+    after it keep its output. Compiled, the norm is recomputed from one copy of its input."""
+    h, c, stream = s.shape.hidden, s.dtypes.compute, s.dtypes.stream
+    first = tuple(x for x in layer.linears if x.role is Role.ATTENTION and x.d_in == h)
+    second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
+    outputs = c * h * (_inputs_kept(adapted, first) + _inputs_kept(adapted, second))
+    if s.plan.compile:
+        return 2 * stream * h + outputs
+    normalised = stream * h if adapted is None else 0
+    return 2 * (4 * h + normalised) + outputs
+
+
+def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    """q, k, v and the output as the kernel keeps them, with a log-sum-exp a head; eager attention keeps the
+    softmax in fp32 and its cast, a·s each, and the keys and values repeated to all heads."""
+    a = layer.attention
+    c = s.dtypes.compute
+    q, k, v = a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.v_head_dim
+    out = a.heads * a.v_head_dim
+    kept = 0.0
+    if _has_qk_norm(s, layer) and not s.plan.compile:
+        kept += (q + k) * (4 + (c if adapted is None else 0))
+    if a.is_mla:
+        latent = a.q_lora_rank + a.kv_lora_rank
+        kept += latent * (c + 4 + (c if adapted is None else 0)) + a.rope_dim * c
+        k, v = a.heads * a.head_dim, out
+    if s.plan.attention is Attention.EAGER:
+        return kept + c * (q + a.heads * (a.head_dim + a.v_head_dim) + out) + a.heads * s.plan.seq_len * (4 + c)
+    return kept + c * (q + k + v + out) + 4 * a.heads
+
+
+def _has_qk_norm(s: Setting, layer: LayerShape) -> bool:
+    """Norms over each head's queries and keys (Qwen3, Gemma 3): what stands beside the norms of width h."""
+    a = layer.attention
+    return not a.is_mla and layer.other_params % s.shape.hidden == 2 * a.head_dim
+
+
+def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    """Gate, its activation, up and their product, each f wide; an ungated block keeps two.
+
+    The product is only kept where the down projection keeps its input. Compiled, the activation is
+    recomputed. Routed experts see top_k copies of each token, and their outputs are kept for the
+    routing weights' gradient; the router keeps fp32 probabilities.
+    """
+    c, h = s.dtypes.compute, s.shape.hidden
+    kept = 0.0
+    for width, role, copies in _widths(layer):
+        down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
+        product = _inputs_kept(adapted, down) if down else True
+        pointwise = (3 if layer.gated else 1) - (1 if s.plan.compile else 0)
+        kept += c * width * copies * (max(1, pointwise) + product)
+        if role is Role.EXPERT:
+            gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
+            kept += copies * c * h * (1 + _inputs_kept(adapted, gate))
+    if layer.moe is not None:
+        kept += layer.moe.experts * (c + 4)
+    return kept
+
+
+def _widths(layer: LayerShape) -> tuple[tuple[int, Role, int], ...]:
+    found = []
+    if layer.ffn_width:
+        found.append((layer.ffn_width, Role.MLP, 1))
+    if layer.moe is not None:
+        found.append((layer.moe.expert_width, Role.EXPERT, layer.moe.top_k))
+        if layer.moe.shared_width:
+            found.append((layer.moe.shared_width, Role.SHARED_EXPERT, 1))
+    return tuple(found)
+
+
+def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well."""
+    if not adapted:
+        return 0.0
+    c = s.dtypes.compute
+    copies = layer.moe.top_k if layer.moe is not None else 1
+    kept = 0.0
+    for linear in adapted:
+        times = copies if linear.role is Role.EXPERT else 1
+        kept += times * c * (s.plan.lora_rank + (2 * linear.d_out if s.plan.dora else 0))
+    return kept
+
+
+def _saved_selectively(s: Setting, layer: LayerShape) -> float:
+    """Per-operator selective checkpointing: the attention kernel's output and every second matrix product
+    (torchtitan, `activation_checkpoint.py`)."""
+    c, h = s.dtypes.compute, s.shape.hidden
+    a = layer.attention
+    outputs = [x.d_out for x in layer.linears if x.role is Role.ATTENTION]
+    for width, _, copies in _widths(layer):
+        outputs += [width * copies] * (2 if layer.gated else 1) + [h * copies]
+    matmuls = sum(outputs[::2])
+    return c * (matmuls + a.heads * a.v_head_dim) + 4 * a.heads
+
+
+def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
+    """Gradients alive at the widest point of a block's backward: of the product, of both its factors and of
+    the gate in the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients."""
+    c, h = s.dtypes.compute, s.shape.hidden
+    widest = max((width * copies for width, _, copies in _widths(layer)), default=0)
+    peak = max(c * 3 * widest, 3 * 4 * h) + s.dtypes.stream * h
+    if s.plan.attention is Attention.EAGER:
+        peak = max(peak, layer.attention.heads * s.plan.seq_len * (4 + 4 + c))
+    return peak
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsBytes:
+    """Bytes per token and vocabulary entry: when the loss is computed, and when its backward starts."""
+
+    forward: float
+    backward: float
+
+
+def logits_bytes(s: Setting) -> LogitsBytes:
+    """Full: logits, their fp32 copy and the log-softmax (10), then log-softmax and two fp32 gradients (12);
+    compiled: logits and their gradient with one fp32 pass; chunked: logits in the compute dtype kept by
+    chunks, one chunk in fp32; fused: nothing of size V lives outside the kernel."""
+    c = s.dtypes.compute
+    return {
+        Loss.FULL: LogitsBytes(c + 8, 12),
+        Loss.COMPILED: LogitsBytes(c + 4, c + 6),
+        Loss.CHUNKED: LogitsBytes(c, c + 12 / 8),
+        Loss.FUSED: LogitsBytes(0, 0),
+    }[s.plan.loss]

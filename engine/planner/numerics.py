@@ -1,0 +1,140 @@
+"""How many bytes one number takes: by precision, strategy, optimizer and quantisation.
+
+Sources: ZeRO (arXiv 1910.02054, section 3.1) for 2 + 2 + 12; DeepSpeed's ZeRO documentation; PyTorch's
+FSDP2 mixed-precision policy (the sharded parameters stay in the dtype they were loaded in); Megatron-LM
+docs, "Distributed optimizer" (6 + 12/d); bitsandbytes and torchao documentation for quantised state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftdash.engine.plan import Method, Optimizer, Plan, Precision, Quant, Strategy
+
+FSDP_FAMILY = frozenset({Strategy.FSDP, Strategy.FSDP_NO_RESHARD, Strategy.FSDP1, Strategy.HSDP})
+ZERO_FAMILY = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
+SHARDS_WEIGHTS = FSDP_FAMILY | {Strategy.ZERO3}
+SHARDS_GRADIENTS = SHARDS_WEIGHTS | {Strategy.ZERO2}
+SHARDS_OPTIMIZER = SHARDS_GRADIENTS | {Strategy.ZERO1, Strategy.MEGATRON}
+
+LOW_PRECISION = frozenset({Precision.FP8, Precision.MXFP8, Precision.NVFP4})
+
+# Bytes a quantised weight takes with its scales. NF4: blocks of 64 with an fp32 scale, or with double
+# quantisation an 8-bit scale and one fp32 per 256 of those (QLoRA, arXiv 2305.14314, section 3);
+# GPTQ: groups of 128 with a 16-bit scale and a 4-bit zero; MXFP4: blocks of 32 with an 8-bit scale.
+QUANT_BYTES = {
+    Quant.NF4: 0.5 + 4 / 64,
+    Quant.NF4_DQ: 0.5 + 1 / 64 + 4 / (64 * 256),
+    Quant.INT8: 1.0,
+    Quant.GPTQ4: 0.5 + 2.5 / 128,
+    Quant.MXFP4: 0.5 + 1 / 32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """Bytes per parameter or per activation element of one plan."""
+
+    compute: int  # gathered weights and activations
+    stream: int  # residual stream between blocks, saved by full checkpointing
+    param: int  # a trainable parameter at rest
+    master: int  # an fp32 copy beside it (ZeRO, Megatron)
+    grad: int  # a trainable parameter's gradient at rest
+    state: float  # optimizer state
+    paged_state: bool  # optimizer state outside torch's allocator (CUDA managed memory)
+    reduce: int  # gradients on the wire
+    frozen: int  # an unquantised frozen weight
+    upcast_frozen: int  # embeddings, norms and head of a k-bit model
+    quant: float | None  # a quantised weight
+    autocast: bool  # weights are cast to the compute dtype on use, and the casts live as long as the graph
+
+    @property
+    def zero_weight(self) -> int:
+        """ZeRO's accounting of a trainable parameter: the copy that computes."""
+        return self.compute if self.param + self.master > self.compute else self.param
+
+    @property
+    def resident(self) -> float:
+        """All bytes of a trainable parameter: weight, master, gradient, state."""
+        return self.param + self.master + self.grad + self.state
+
+
+def quant_of(plan: Plan) -> Quant | None:
+    """The quantisation of the frozen base: what --quant says, nf4-dq under qlora, else none."""
+    return plan.quant or (Quant.NF4_DQ if plan.method is Method.QLORA else None)
+
+
+def numerics(plan: Plan) -> Numerics:
+    """The dtypes that the plan's strategy and precision really use."""
+    strategy, precision = plan.strategy, plan.precision
+    mixed = precision not in (Precision.BF16, Precision.FP32)
+    # DeepSpeed's bf16 engine and Megatron's optimizer keep fp32 masters whatever the model's dtype.
+    if precision is Precision.BF16 and (strategy in ZERO_FAMILY or strategy is Strategy.MEGATRON):
+        mixed = True
+    fp32 = precision is Precision.FP32
+    compute = 4 if fp32 else 2
+    adapters = plan.method is not Method.FULL
+    quant = quant_of(plan)
+    if strategy in ZERO_FAMILY and mixed:
+        param, master, grad = 2, 4, 2
+    elif strategy is Strategy.MEGATRON and mixed:
+        param, master, grad = 2, 4, 4
+    else:
+        param, master, grad = (4, 0, 4) if mixed or fp32 else (2, 0, 2)
+        if adapters and plan.adapter_dtype is not None:
+            param = grad = 4 if plan.adapter_dtype == "fp32" else 2
+    autocast = mixed and not fp32 and strategy in (Strategy.NONE, Strategy.DDP)
+    # transformers' prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it
+    # for a base that FSDP shards, and a pure-bf16 run never calls it.
+    kbit = quant is not None and adapters and mixed and strategy not in FSDP_FAMILY
+    frozen = 4 if fp32 else 2
+    stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
+    return Numerics(
+        compute=compute,
+        stream=stream,
+        param=param,
+        master=master,
+        grad=grad,
+        state=state_bytes(plan.optimizer, 4 if master or param == 4 else 2),
+        paged_state=plan.optimizer is Optimizer.PAGED_ADAMW_8BIT,
+        reduce={"fp32": 4, "bf16": 2}[reduce_dtype(plan)],
+        frozen=frozen,
+        upcast_frozen=4 if kbit else frozen,
+        quant=QUANT_BYTES[quant] if quant is not None and adapters else None,
+        autocast=autocast,
+    )
+
+
+def state_bytes(optimizer: Optimizer, element: int) -> float:
+    """Optimizer state per matrix parameter, `element` bytes a number in the optimizer's own dtype.
+
+    Adam keeps two moments, Lion and Muon one. 8-bit moments carry an fp32 scale per block of 256
+    (bitsandbytes), 4-bit ones per block of 128 (torchao). Adafactor keeps a row and a column (arXiv
+    1804.04235), plain SGD nothing.
+    """
+    return {
+        Optimizer.ADAMW: 2.0 * element,
+        Optimizer.ADAMW_FOREACH: 2.0 * element,
+        Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
+        Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
+        Optimizer.ADAMW_4BIT: 2 * (0.5 + 4 / 128),
+        Optimizer.ADAFACTOR: 0.01,
+        Optimizer.SGD: 0.0,
+        Optimizer.LION: 1.0 * element,
+        Optimizer.MUON: 1.0 * element,
+    }[optimizer]
+
+
+def reduce_dtype(plan: Plan) -> str:
+    """The dtype gradients travel in: what --reduce-dtype says, else what the strategy does by default.
+
+    accelerate's FSDP2 reduces in the compute dtype, DeepSpeed in the model's, DDP in the gradients' own,
+    Megatron in fp32 (its main gradients).
+    """
+    if plan.reduce_dtype is not None:
+        return plan.reduce_dtype
+    if plan.precision is Precision.FP32 or plan.strategy is Strategy.MEGATRON:
+        return "fp32"
+    if plan.strategy in FSDP_FAMILY or plan.strategy in ZERO_FAMILY or plan.precision is Precision.BF16:
+        return "bf16"
+    return "bf16" if plan.method is not Method.FULL and plan.adapter_dtype == "bf16" else "fp32"

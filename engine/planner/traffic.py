@@ -1,0 +1,199 @@
+"""What a rank sends: bytes by collective and link, a micro-step and a step.
+
+Volumes are bytes sent by one rank, ring algorithms: (n-1)/n of the buffer for an all-gather or a
+reduce-scatter, twice that for an all-reduce (NCCL; the ZeRO paper, section 7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftdash.engine.hardware import Link
+from ftdash.engine.model.shape import Role
+from ftdash.engine.plan import Attention, Checkpointing, Offload, Strategy
+from ftdash.engine.planner.inventory import Stage, stages
+from ftdash.engine.planner.numerics import FSDP_FAMILY
+from ftdash.engine.planner.setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One collective: bytes a rank sends in each micro-step and once a step, its link, and whether it can
+    overlap with compute."""
+
+    name: str
+    link: Link
+    per_micro_step: float
+    per_step: float
+    overlaps: bool
+    messages: float = 0.0  # a micro-step's or step's number of calls, for latency
+
+    def total(self, micro_steps: int) -> float:
+        return self.per_micro_step * micro_steps + self.per_step
+
+
+def link_between(s: Setting, ranks: int, stride: int) -> Link:
+    """The slowest link in a group of `ranks` ranks that stand `stride` apart (tp innermost, then cp, shard,
+    replicate, pp)."""
+    if ranks * stride <= s.mesh.gpus_per_node:
+        return s.gpu.intra_node_link(s.mesh.ranks_per_node)
+    return s.gpu.inter_node_link(s.mesh.ranks_per_node)
+
+
+def flows(s: Setting) -> tuple[Flow, ...]:
+    """Every collective of one step."""
+    stage = max(stages(s), key=lambda found: found.total("trainable_dense") + found.total("frozen_dense"))
+    return tuple(
+        flow
+        for flow in (
+            *_data_parallel(s, stage),
+            *_tensor_parallel(s),
+            *_context_parallel(s),
+            *_expert_parallel(s),
+            *_pipeline(s),
+            *_host(s, stage),
+        )
+        if flow.per_micro_step or flow.per_step
+    )
+
+
+def all_reduce(size: float, n: int) -> float:
+    return 2 * size * (n - 1) / n
+
+
+def gather(size: float, n: int) -> float:
+    """Bytes a rank sends in an all-gather or reduce-scatter of a buffer of `size` bytes over n ranks."""
+    return size * (n - 1) / n
+
+
+def _gradient_bytes(s: Setting, stage: Stage, per_param: float) -> tuple[float, float]:
+    return stage.total("trainable_dense") * per_param, stage.total("trainable_experts") * per_param
+
+
+def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
+    mesh, strategy = s.mesh, s.plan.strategy
+    inner = mesh.tp
+    n, ne = mesh.param_shard, mesh.expert_shard
+    dense, experts = _gradient_bytes(s, stage, s.dtypes.reduce)
+    link = link_between(s, n, inner)
+    calls = stage.layers + 1
+    if strategy in (Strategy.NONE, Strategy.DDP):
+        ranks = mesh.data_parallel * mesh.cp
+        link = link_between(s, ranks, inner)
+        return [Flow("all_reduce", link, 0.0, all_reduce(dense + experts, ranks), True, calls)]
+    found = []
+    if strategy in FSDP_FAMILY or strategy is Strategy.ZERO3:
+        weights = sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks) + stage.root.gathered_bytes(s)
+        expert_weights = sum(
+            count * (unit.trainable_experts * s.dtypes.compute + (unit.frozen_experts - unit.quantised_experts) * s.dtypes.frozen
+                     + unit.quantised_experts * (s.dtypes.quant or 0.0))
+            for count, _, unit in stage.blocks
+        )
+        once = gather(weights - expert_weights, n) + gather(expert_weights, ne)
+        times = 1 if strategy is Strategy.FSDP_NO_RESHARD else 2
+        reduced = gather(dense, n) + gather(experts, ne)
+        found.append(Flow("all_gather", link, times * once, 0.0, True, times * calls))
+        found.append(Flow("reduce_scatter", link, reduced, 0.0, True, calls))
+        dense, experts = dense / n, experts / ne
+    else:
+        reduced = gather(dense, n) + gather(experts, ne)
+        found.append(Flow("reduce_scatter", link, 0.0, reduced, True, calls))
+        weights = sum(_gradient_bytes(s, stage, s.dtypes.compute))
+        found.append(Flow("all_gather", link, 0.0, gather(weights, n), strategy is Strategy.MEGATRON, calls))
+        dense, experts = dense / n, experts / ne
+    if mesh.replicate > 1:
+        replicas = link_between(s, mesh.replicate, inner * n)
+        found.append(Flow("replica_all_reduce", replicas, 0.0, all_reduce(dense + experts, mesh.replicate), True, calls))
+    return found
+
+
+def _layers_here(s: Setting) -> float:
+    return s.shape.layers / s.mesh.pp
+
+
+def _recomputes(s: Setting) -> bool:
+    return s.plan.checkpointing is Checkpointing.FULL
+
+
+def _tensor_parallel(s: Setting) -> list[Flow]:
+    """Two all-reduces of (B, T, h) a layer forward and two backward (arXiv 1909.08053, section 3); recomputed
+    blocks repeat the forward ones."""
+    t = s.mesh.tp
+    if t == 1:
+        return []
+    size = s.tokens * s.shape.hidden * s.dtypes.compute
+    count = (6 if _recomputes(s) else 4) * _layers_here(s)
+    return [Flow("tp_all_reduce", link_between(s, t, 1), count * all_reduce(size, t), 0.0, False, count)]
+
+
+def _context_parallel(s: Setting) -> list[Flow]:
+    """Ring attention (arXiv 2310.01889): every rank passes its keys and values round, and in backward their
+    gradients too."""
+    cp = s.mesh.cp
+    if cp == 1:
+        return []
+    a = s.shape.groups[0].layer.attention
+    kv = a.kv_heads * (a.head_dim + a.v_head_dim) / s.mesh.tp
+    block = s.tokens * kv * s.dtypes.compute
+    passes = 3 + (1 if _recomputes(s) else 0)
+    layers = _layers_here(s)
+    return [
+        Flow(
+            "cp_ring",
+            link_between(s, cp, s.mesh.tp),
+            passes * (cp - 1) * block * layers,
+            0.0,
+            True,
+            passes * (cp - 1) * layers,
+        )
+    ]
+
+
+def _expert_parallel(s: Setting) -> list[Flow]:
+    """Dispatch and combine, forward and backward: four all-to-alls of T·k·h·bytes·(ep-1)/ep a MoE layer."""
+    ep = s.mesh.ep
+    if ep == 1:
+        return []
+    total = calls = 0.0
+    for group in s.shape.groups:
+        if group.layer.moe is None:
+            continue
+        size = s.tokens / s.mesh.tp * group.layer.moe.top_k * s.shape.hidden * s.dtypes.compute
+        count = (6 if _recomputes(s) else 4) * group.count / s.mesh.pp
+        total += count * size * (ep - 1) / ep
+        calls += count
+    return [Flow("ep_all_to_all", link_between(s, ep, 1), total, 0.0, False, calls)]
+
+
+def _pipeline(s: Setting) -> list[Flow]:
+    """Activations forward and their gradients backward over each stage edge, once a virtual stage."""
+    pp = s.mesh.pp
+    if pp == 1:
+        return []
+    size = s.tokens / s.mesh.tp * s.shape.hidden * s.dtypes.compute
+    edges = 2 * s.plan.virtual_stages
+    inner = s.mesh.world // pp
+    return [Flow("pp_point_to_point", link_between(s, pp, inner), edges * size, 0.0, False, edges)]
+
+
+def _host(s: Setting, stage: Stage) -> list[Flow]:
+    """What offload moves over PCIe: parameters in and gradients out a micro-step, updated weights a step."""
+    plan, d = s.plan, s.dtypes
+    pcie = Link(f"pcie{s.gpu.pcie_generation}", s.gpu.pcie_bytes_per_s, 1e-5)
+    n = s.mesh.param_shard
+    trainable = (stage.total("trainable_dense") / n) + stage.total("trainable_experts") / s.mesh.expert_shard
+    found = []
+    if plan.offload in (Offload.ALL, Offload.NVME):
+        shard = trainable * d.param + sum(
+            count * unit.frozen_bytes(s, n, s.mesh.expert_shard) for count, _, unit in stage.blocks
+        )
+        found.append(Flow("host_parameters", pcie, 2 * shard + trainable * d.grad, 0.0, True))
+    elif plan.offload is Offload.OPTIMIZER:
+        found.append(Flow("host_optimizer", pcie, trainable * d.grad, trainable * d.param, False))
+    if plan.activation_offload:
+        size = s.tokens / s.mesh.tp * s.shape.hidden * d.stream * _layers_here(s)
+        found.append(Flow("host_activations", pcie, 2 * size, 0.0, True))
+    return found
+
+
+__all__ = ["Attention", "Flow", "Role", "all_reduce", "flows", "gather", "link_between"]

@@ -1,0 +1,181 @@
+"""What a backend holds for moments: gathered units, unsharded gradients, communication buckets, casts.
+
+These do not shrink with the number of ranks; they are why model states alone never tell what a run needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftdash.engine.plan import Method, Offload, Optimizer, Strategy
+from ftdash.engine.planner.inventory import Stage
+from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
+from ftdash.engine.planner.setting import Setting
+
+# cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas workspaces).
+WORKSPACE_BYTES = 32 * 2**20
+
+# DeepSpeed's defaults, in elements (deepspeed/runtime/zero/config.py).
+REDUCE_BUCKET = 5e8
+ALLGATHER_BUCKET = 5e8
+PREFETCH_BUCKET = 5e7
+MAX_LIVE_PARAMETERS = 1e9
+SUB_GROUP = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Whole parameters on a rank that owns only shards of them."""
+
+    forward: float = 0.0  # when the last block has run
+    loss: float = 0.0  # when the loss goes backward
+    backward: float = 0.0  # while a block goes backward
+    root_end: float = 0.0  # when the root unit's gradients are reduced
+
+
+def gathered(s: Setting, stage: Stage) -> Gathered:
+    """FSDP: the root unit, the block that runs and the one prefetched (torch FSDP2 prefetches one all-gather);
+    without re-sharding every block stays. ZeRO-3: up to `max_live_parameters` and the prefetch bucket stay,
+    and a block with all its experts is gathered whole."""
+    strategy = s.plan.strategy
+    if strategy not in SHARDS_WEIGHTS:
+        return Gathered()
+    root = stage.root.gathered_bytes(s)
+    block = stage.largest_block(s).gathered_bytes(s)
+    if strategy is Strategy.ZERO3:
+        whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
+        live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
+        return Gathered(live, live, live, root)
+    if strategy is Strategy.FSDP_NO_RESHARD:
+        whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
+        return Gathered(whole, whole, whole, root)
+    dequantised = _dequantised_block(s, stage)
+    return Gathered(
+        forward=root + block + dequantised,
+        loss=root + block,
+        backward=root + 2 * block + dequantised,
+        root_end=0.0,
+    )
+
+
+def _dequantised_block(s: Setting, stage: Stage) -> float:
+    """The largest single matrix of a k-bit base, unpacked to compute with it."""
+    if s.dtypes.quant is None:
+        return 0.0
+    largest = max(
+        linear.d_in * linear.d_out
+        for _, layer, unit in stage.blocks
+        for linear in layer.linears
+        if unit.quantised_dense
+    )
+    return s.dtypes.compute * largest / s.mesh.tp
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    always: float = 0.0  # from the first step on
+    casts: float = 0.0  # autocast's copies of the weights, while the graph lives
+    casts_at_end: float = 0.0
+    head_gradient: float = 0.0  # unsharded, from the loss until the root unit is reduced
+    block_gradient: float = 0.0  # of the block in backward, with its copy in the reduce dtype
+    block_gradient_at_rest: float = 0.0  # the share of `gradients` that this block will add
+    root: float = 0.0  # the root unit's unsharded gradients and their copy in the reduce dtype
+    step: float = 0.0
+
+
+def buffers(s: Setting, stage: Stage) -> Buffers:
+    """Communication and optimizer buffers of the plan's strategy."""
+    strategy = s.plan.strategy
+    if strategy in FSDP_FAMILY:
+        return _fsdp(s, stage)
+    if strategy in ZERO_FAMILY:
+        return _deepspeed(s, stage)
+    return _replicated(s, stage)
+
+
+def _trainable(stage: Stage) -> float:
+    return stage.total("trainable_dense") + stage.total("trainable_experts")
+
+
+def _step_temporaries(s: Setting, stage: Stage, shard: float) -> float:
+    """foreach Adam builds the denominators of every parameter at once; fused kernels need none (PyTorch,
+    torch/optim/adamw.py). 8-bit, Adafactor, Muon and the like work one parameter at a time."""
+    trainable = _trainable(stage) / shard
+    element = 4 if s.dtypes.param == 4 or s.dtypes.master else 2
+    if s.plan.optimizer is Optimizer.ADAMW_FOREACH:
+        return trainable * element
+    if s.plan.optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON):
+        return 2 * 4 * max(stage.embedding if stage.root_trains else 0.0, stage.largest_block(s).trainable / 3) / shard
+    return 0.0
+
+
+def _fsdp(s: Setting, stage: Stage) -> Buffers:
+    """Gradients leave backward unsharded in the compute dtype and are copied to the reduce dtype for the
+    reduce-scatter; the previous block's copy lives until the next is reduced. The head's gradient waits
+    in the root unit for the embedding's, which comes last (torch/distributed/fsdp/_fully_shard)."""
+    d = s.dtypes
+    block = stage.largest_block(s).trainable
+    root = stage.root.trainable
+    head = stage.head if stage.root_trains and s.lora is None else 0.0
+    copies = d.compute + d.reduce
+    return Buffers(
+        head_gradient=d.compute * head,
+        block_gradient=copies * block,
+        block_gradient_at_rest=d.grad * block / s.mesh.param_shard,
+        root=copies * root - d.grad * root / s.mesh.param_shard if root else 0.0,
+        step=_step_temporaries(s, stage, s.mesh.param_shard) if s.plan.offload is Offload.NONE else 0.0,
+    )
+
+
+def _deepspeed(s: Setting, stage: Stage) -> Buffers:
+    """Reduce buckets of a fixed size, doubled where reduction overlaps backward (ZeRO-1/2), and fp32 copies
+    of the gradients that the optimizer steps with: the whole partition in ZeRO-1/2, a sub-group in ZeRO-3
+    (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py)."""
+    d, trainable = s.dtypes, _trainable(stage)
+    share = trainable / s.mesh.param_shard
+    stage3 = s.plan.strategy is Strategy.ZERO3
+    bucket = d.compute * min(REDUCE_BUCKET, trainable) * (1 if stage3 else 2)
+    fp32_gradients = 4 * (min(SUB_GROUP, share) if stage3 else share)
+    if s.plan.offload is not Offload.NONE:
+        fp32_gradients = 0.0
+    block = stage.largest_block(s).trainable
+    return Buffers(
+        always=bucket,
+        block_gradient=d.compute * block,
+        block_gradient_at_rest=d.grad * block / (s.mesh.param_shard if stage3 else 1),
+        root=d.compute * stage.root.trainable if stage3 else 0.0,
+        step=fp32_gradients,
+    )
+
+
+def _replicated(s: Setting, stage: Stage) -> Buffers:
+    """DDP's buckets are a second copy of the gradients (gradient_as_bucket_view is off by default), live from
+    the first step on. Under autocast every weight has a cast that the graph keeps."""
+    d = s.dtypes
+    casts = d.compute * _trainable(stage) if d.autocast and d.param == 4 and s.lora is None else 0.0
+    ddp = s.plan.strategy is Strategy.DDP and s.mesh.data_parallel > 1
+    tied = s.shape.tied_embeddings and stage.root_trains and s.lora is None
+    in_backward = s.plan.optimizer_in_backward
+    block = stage.largest_block(s).trainable
+    shard = s.mesh.param_shard if s.plan.strategy is Strategy.MEGATRON else 1
+    return Buffers(
+        always=d.grad * _trainable(stage) if ddp else 0.0,
+        casts=casts,
+        casts_at_end=d.compute * block if casts else 0.0,
+        block_gradient=d.grad * (block / 3 if in_backward else 0.0),
+        root=d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0,
+        step=_step_temporaries(s, stage, shard),
+    )
+
+
+def load_extra(s: Setting, stage: Stage) -> float:
+    """Beyond the weights at rest while loading: quantising on the GPU holds one matrix in 16 bits."""
+    return _dequantised_block(s, stage)
+
+
+def save_gather(s: Setting, stage: Stage) -> float:
+    """A full state dict gathers one parameter at a time before it moves to rank 0's host memory."""
+    if s.plan.strategy not in SHARDS_WEIGHTS:
+        return 0.0
+    largest = max(stage.embedding, stage.largest_block(s).gathered_bytes(s) / s.dtypes.compute / 3)
+    return largest * (s.dtypes.param if s.plan.method is Method.FULL else s.dtypes.compute)

@@ -1,0 +1,218 @@
+"""The flags that describe a plan, shared by `plan`, `fit`, `simulate`, `configs` and `launch`.
+
+Every flag has the plan field's name; only flags that were given override a plan read with `--from`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ftdash.engine.plan import (
+    Attention,
+    Checkpointing,
+    ExpertLora,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    PipelineSchedule,
+    Plan,
+    PlanError,
+    Precision,
+    Quant,
+    Strategy,
+)
+from ftdash.tui.cli import UserError
+
+COUNTS = {
+    "gpus": (1_000_000, "world size over all nodes (default 1)"),
+    "gpus-per-node": (1024, "GPUs of one node (default 8)"),
+    "nodes": (100_000, "spread --gpus evenly over this many nodes; overrides --gpus-per-node"),
+    "replicate": (1_000_000, "replicas of the sharding group (HSDP)"),
+    "tp": (4096, "tensor-parallel degree"),
+    "cp": (4096, "context-parallel degree"),
+    "pp": (4096, "pipeline stages"),
+    "virtual-stages": (256, "stages per rank of the interleaved schedule"),
+    "micro-batches": (1_000_000, "micro-batches through the pipeline (default: --grad-accum)"),
+    "ep": (4096, "expert-parallel degree"),
+    "lora-rank": (1_000_000, "rank of the adapters (default 16)"),
+    "micro-batch": (1_000_000, "sequences per rank and micro-step (default 1)"),
+    "grad-accum": (1_000_000, "micro-steps per optimizer step (default 1)"),
+    "seq-len": (100_000_000, "tokens per sequence (default 2048)"),
+}
+CHOICES: dict[str, type[StrEnum]] = {
+    "strategy": Strategy,
+    "pp-schedule": PipelineSchedule,
+    "method": Method,
+    "quant": Quant,
+    "expert-lora": ExpertLora,
+    "checkpointing": Checkpointing,
+    "loss": Loss,
+    "attention": Attention,
+    "optimizer": Optimizer,
+    "precision": Precision,
+    "offload": Offload,
+}
+DTYPES = {"quant-storage": ("bf16", "uint8"), "adapter-dtype": ("fp32", "bf16"), "reduce-dtype": ("fp32", "bf16")}
+SWITCHES = {
+    "dora": "weight-decomposed adapters",
+    "quantize-experts": "quantise the experts of an MoE as well",
+    "compile": "torch.compile on the blocks",
+    "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
+    "activation-offload": "move saved activations to the host",
+}
+NAMES = {
+    "lora-targets": "all-linear, attention, attention+mlp, or module names",
+    "modules-to-save": "modules trained in full beside the adapters",
+}
+MAX_PARAMS = 1e15
+
+
+def add_plan_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every flag of a plan. None has a default here: `plan_from` knows which were given."""
+    group = parser.add_argument_group("plan")
+    group.add_argument("--model", metavar="PRESET", help="a preset's name, such as qwen3-8b")
+    group.add_argument("--config", metavar="FILE", help="a Hugging Face config.json")
+    group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
+    group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
+    group.add_argument("--from", dest="from_file", metavar="FILE", help="a saved plan or a run's run.json")
+    for name, (_, text) in COUNTS.items():
+        group.add_argument(f"--{name}", metavar="N", help=text)
+    for name, kind in CHOICES.items():
+        group.add_argument(f"--{name}", metavar="|".join(kind))
+    for name, values in DTYPES.items():
+        group.add_argument(f"--{name}", metavar="|".join(values))
+    for name, text in SWITCHES.items():
+        group.add_argument(f"--{name}", action="store_true", default=None, help=text)
+    for name, text in NAMES.items():
+        group.add_argument(f"--{name}", metavar="NAME,…", help=text)
+
+
+def plan_from(args: argparse.Namespace) -> Plan:
+    """The plan that the flags describe, checked for itself and against the model it names.
+
+    Raises UserError with one line naming the flag and the valid values.
+    """
+    fields: dict[str, Any] = _saved(args.from_file) if args.from_file else {}
+    named = [flag for flag in ("model", "config", "params") if getattr(args, flag) is not None]
+    if len(named) > 1:
+        raise UserError(f"--{named[0]} and --{named[1]} both name the model: give one of --model, --config, --params")
+    if named:
+        fields = {k: v for k, v in fields.items() if k not in ("model", "config", "params")}
+    for flag in ("model", "config", "gpu"):
+        if getattr(args, flag) is not None:
+            fields[flag] = getattr(args, flag)
+    if args.params is not None:
+        fields["params"] = _parameters(args.params)
+    if not any(fields.get(key) is not None for key in ("model", "config", "params")):
+        raise UserError("name the model: --model PRESET, --config FILE or --params N")
+
+    for name, (limit, _) in COUNTS.items():
+        text = getattr(args, _field(name))
+        if text is not None and name != "nodes":
+            fields[_field(name)] = _count(name, text, limit)
+    for name, kind in CHOICES.items():
+        text = getattr(args, _field(name))
+        if text is not None:
+            fields[_field(name)] = _choice(name, text, tuple(kind))
+    for name, values in DTYPES.items():
+        text = getattr(args, _field(name))
+        if text is not None:
+            fields[_field(name)] = _choice(name, text, values)
+    for name in SWITCHES:
+        if getattr(args, _field(name)):
+            fields[_field(name)] = True
+    for name in NAMES:
+        text = getattr(args, _field(name))
+        if text is not None:
+            fields[_field(name)] = _names(name, text)
+    if args.nodes is not None:
+        _spread(fields, _count("nodes", args.nodes, COUNTS["nodes"][0]), gpus_given=args.gpus is not None)
+    try:
+        if "strategy" not in fields and fields.get("gpus", 1) == 1:
+            fields["strategy"] = Strategy.NONE
+        plan = Plan.from_dict(fields)
+        from ftdash.engine.planner import check
+
+        check(plan)
+    except msgspec.ValidationError as error:
+        raise UserError(f"{args.from_file or 'plan'}: {error}") from None
+    except PlanError as error:
+        raise UserError(str(error)) from None
+    return plan
+
+
+def strategy_was_given(args: argparse.Namespace) -> bool:
+    return args.strategy is not None or args.from_file is not None
+
+
+def _field(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def _saved(path: str) -> dict[str, Any]:
+    """The plan's fields out of a saved plan or out of a run.json that carries one."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--from {path}: {error.strerror or error}") from None
+    except (ValueError, UnicodeDecodeError):
+        raise UserError(f"--from {path}: not JSON; give a saved plan or a run's run.json") from None
+    if isinstance(data, dict) and isinstance(data.get("plan"), dict):
+        data = data["plan"]
+    known = set(Plan.__dataclass_fields__)
+    if not isinstance(data, dict) or not known & set(data):
+        raise UserError(f"--from {path}: holds no plan; give a saved plan or a run's run.json")
+    return {key: value for key, value in data.items() if key in known}
+
+
+def _parameters(text: str) -> float:
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        raise UserError(f"--params {text}: must be a number such as 8.2e9") from None
+    if not math.isfinite(value) or not 1 <= value <= MAX_PARAMS:
+        raise UserError(f"--params {text}: must be between 1 and {MAX_PARAMS:.0e}")
+    return value
+
+
+def _count(name: str, text: str, limit: int) -> int:
+    try:
+        value = int(text.replace("_", ""))
+    except ValueError:
+        raise UserError(f"--{name} {text}: must be a whole number from 1 to {limit}") from None
+    if name == "replicate" and value == -1:
+        raise UserError("--replicate -1: must be at least 1 (only the shard degree is filled in)")
+    if not 1 <= value <= limit:
+        raise UserError(f"--{name} {text}: must be a whole number from 1 to {limit}")
+    return value
+
+
+def _choice(name: str, text: str, values: tuple[str, ...]) -> str:
+    if text not in values:
+        raise UserError(f"--{name} {text}: one of {', '.join(values)}")
+    return text
+
+
+def _names(name: str, text: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not names:
+        raise UserError(f"--{name}: give at least one name")
+    return names
+
+
+def _spread(fields: dict[str, Any], nodes: int, *, gpus_given: bool) -> None:
+    """`--nodes`: an even share of --gpus each, or so many full nodes when --gpus was not given."""
+    if not gpus_given:
+        fields["gpus"] = nodes * fields.get("gpus_per_node", 8)
+    gpus = fields["gpus"]
+    if gpus % nodes:
+        raise UserError(f"--nodes {nodes}: {gpus} GPUs do not spread evenly; --gpus must be a multiple of {nodes}")
+    fields["gpus_per_node"] = gpus // nodes
