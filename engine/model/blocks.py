@@ -107,6 +107,8 @@ def experts(
     router_bias: bool = False,
     expert_bias: bool = False,
     shared_width: int = 0,
+    shared_bias: bool = False,
+    fused_shared: tuple[str, str] | None = None,
     loose_params: int = 0,
 ) -> FeedForward:
     """Routed SwiGLU experts with a linear router, and shared experts of `shared_width` in all.
@@ -121,11 +123,16 @@ def experts(
         Linear("down_proj", width, h, Role.EXPERT, expert_bias, count),
     )
     shared: tuple[Linear, ...] = ()
-    if shared_width:
+    if shared_width and fused_shared:
         shared = (
-            Linear("gate_proj", h, shared_width, Role.SHARED_EXPERT),
-            Linear("up_proj", h, shared_width, Role.SHARED_EXPERT),
-            Linear("down_proj", shared_width, h, Role.SHARED_EXPERT),
+            Linear(fused_shared[0], h, 2 * shared_width, Role.SHARED_EXPERT, shared_bias),
+            Linear(fused_shared[1], shared_width, h, Role.SHARED_EXPERT, shared_bias),
+        )
+    elif shared_width:
+        shared = (
+            Linear("gate_proj", h, shared_width, Role.SHARED_EXPERT, shared_bias),
+            Linear("up_proj", h, shared_width, Role.SHARED_EXPERT, shared_bias),
+            Linear("down_proj", shared_width, h, Role.SHARED_EXPERT, shared_bias),
         )
     if top_k > count:
         raise ModelError(f"{c.where}: key 'num_experts_per_tok' is {top_k}: from 1 to the {count} experts")
@@ -146,6 +153,25 @@ def block(attention: Attention, feed_forward: FeedForward, norm_params: int) -> 
         ffn_width=feed_forward.width,
         moe=feed_forward.moe,
     )
+
+
+def windows(c: HubConfig, *, full_every: int = 1, everywhere: bool = False) -> list[int | None]:
+    """The attention window of each layer in tokens, None for full attention.
+
+    `layer_types` decides where the file gives it; else every layer slides (`everywhere`), or all but
+    each `full_every`-th.
+    """
+    window = c.count("sliding_window", default=0) or None
+    if c.get("use_sliding_window") is False:
+        window = None
+    kinds = c.words("layer_types")
+    if kinds is not None:
+        if len(kinds) != c.layers:
+            raise ModelError(f"{c.where}: key 'layer_types' has {len(kinds)} entries for {c.layers} layers")
+        return [window if kind in ("sliding_attention", "chunked_attention") else None for kind in kinds]
+    if everywhere:
+        return [window] * c.layers
+    return [window if full_every > 1 and (i + 1) % full_every else None for i in range(c.layers)]
 
 
 def with_window(attention: Attention, window: int | None) -> Attention:

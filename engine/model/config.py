@@ -74,9 +74,12 @@ class HubConfig:
         return None
 
     def _spellings(self, key: str) -> tuple[str, ...]:
+        """The key, and other names of the same field; the class sets names that are no field last."""
         aliases = self.known.aliases
-        other = [name for name, target in aliases.items() if target == key]
-        return (key, *((aliases[key],) if key in aliases else ()), *other)
+        names = [key, *(name for name, target in aliases.items() if target == key)]
+        if key in aliases:
+            names.append(aliases[key])
+        return tuple(sorted(names, key=lambda name: name in self.known.defaults))
 
     def has(self, key: str) -> bool:
         return self.get(key) is not None

@@ -51,22 +51,36 @@ def preset_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (presets.FOLDER / "models").glob("*.json")))
 
 
+# Parts of a hub name that do not change the shape: tuning stage, context length, release date.
+_SAME_SHAPE = frozenset(
+    ["hf", "instruct", "it", "pt", "base", "chat", "meta", "preview", "thinking", "4k", "8k", "32k", "128k", "2410", "2407", "0924", "1124", "0425", "0325", "0414", "2501", "2507", "0905", "0711"]
+)
+
+
+def _bare(name: str) -> str:
+    words = name.lower().rsplit("/")[-1].replace("_", ".").split("-")
+    return "-".join(word for word in words if word not in _SAME_SHAPE)
+
+
+@cache
+def _bare_names() -> dict[str, str]:
+    return {_bare(name): name for name in reversed(preset_names())}
+
+
 @cache
 def load_preset(name: str) -> ModelShape:
-    """The shape of a preset. Raises ModelError naming the closest presets."""
-    path = presets.FOLDER / "models" / f"{name}.json"
-    if name not in preset_names():
+    """The shape of a preset, also under its full hub name. Raises ModelError naming close presets."""
+    chosen = name if name in preset_names() else _bare_names().get(_bare(name))
+    if chosen is None:
         import difflib
 
-        near = (
-            difflib.get_close_matches(name.lower().rsplit("/")[-1], preset_names(), 5, 0.4)
-            or preset_names()[:5]
-        )
+        near = difflib.get_close_matches(_bare(name), preset_names(), 5, 0.4) or list(preset_names()[:5])
         raise ModelError(
-            f"--model {name}: no such preset; near: {', '.join(near)} ({len(preset_names())} in all)"
+            f"--model {name}: no such preset; near: {', '.join(near)} ({len(preset_names())} in all,"
+            " or --config FILE, or --params N)"
         )
-    config = msgspec.json.decode(path.read_bytes())
-    return replace(from_config(config, name), source=config.get("source", ""))
+    config = msgspec.json.decode((presets.FOLDER / "models" / f"{chosen}.json").read_bytes())
+    return replace(_build(config, chosen, f"preset {chosen}"), source=config["source"])
 
 
 def load_config_file(path: str | Path) -> ModelShape:
@@ -111,15 +125,9 @@ def from_params(n: float) -> ModelShape:
     Layers and widths are interpolated between published models; FFN width and vocabulary take up the
     rest in whole steps, and what remains (below 0.1 %) stands in `other_params`. Raises ModelError.
     """
-    if (
-        not isinstance(n, int | float)
-        or isinstance(n, bool)
-        or not math.isfinite(n)
-        or n != int(n)
-        or not _LOWEST <= n <= LARGEST_TOTAL
-    ):
+    if not _LOWEST <= n <= LARGEST_TOTAL or n != int(n):
         raise ModelError(
-            f"--params {n}: a whole number of parameters from {_LOWEST:.0e} to {LARGEST_TOTAL:.0e}"
+            f"--params {n:g}: a whole number of parameters from {_LOWEST:g} to {LARGEST_TOTAL:g}"
         )
     total = int(n)
     layers, hidden, kv_heads, vocab = _proportions(total)

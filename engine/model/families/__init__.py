@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftdash.engine.model.config import HubConfig
-from ftdash.engine.model.families import dense, moe
+from ftdash.engine.model.families import classic, dense, latent, moe
 from ftdash.engine.model.shape import ModelShape
 
 Builder = Callable[[HubConfig], ModelShape]
 
-BUILDERS: dict[str, Builder] = {**dense.BUILDERS, **moe.BUILDERS}
+BUILDERS: dict[str, Builder] = {
+    **dense.BUILDERS,
+    **classic.BUILDERS,
+    **moe.BUILDERS,
+    **latent.BUILDERS,
+}
