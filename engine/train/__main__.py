@@ -9,7 +9,7 @@ import os
 import sys
 
 from ftdash.engine.train import gloo_fsdp, options, verify
-from ftdash.engine.train.options import Options, TrainError, TrainStrategy
+from ftdash.engine.train.options import Options, TrainError
 from ftdash.monitor.hook import Hook
 
 
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _train(chosen: Options, deepspeed: str | None, hook: Hook) -> None:
     asked = verify.asked_strategy(chosen, deepspeed)
-    if asked in (TrainStrategy.TP, TrainStrategy.EP):
+    if chosen.tp > 1 or chosen.ep > 1:
         from ftdash.engine.train import loop
 
         loop.run(chosen, asked, hook)

@@ -292,5 +292,13 @@ def _check(options: Options) -> None:
         raise TrainError(f"--resume {options.resume}: no such folder")
     if options.data.endswith((".jsonl", ".json")) and not Path(options.data).is_file():
         raise TrainError(f"--data {options.data}: no such file")
+    meshed = options.tp > 1 or options.ep > 1
+    if options.strategy is TrainStrategy.TP and options.tp < 2:
+        raise TrainError("--strategy tp needs --tp 2 or more")
+    if options.strategy is TrainStrategy.EP and options.ep < 2:
+        raise TrainError("--strategy ep needs --ep 2 or more")
+    alone = (TrainStrategy.NONE, TrainStrategy.DDP, TrainStrategy.FSDP1, *ZERO_STAGES)
+    if meshed and options.strategy in alone:
+        raise TrainError(f"--strategy {options.strategy}: --tp and --ep go with tp, ep, fsdp and hsdp")
     if not options.lora_targets:
         raise TrainError("--lora-targets: name at least one module")

@@ -33,14 +33,17 @@ class StepReport(TrainerCallback):
         self._tokens = 0
         self._last_step = 0
 
-    def tell_reality(self, asked: TrainStrategy, found: Reality) -> None:
+    def say(self, line: str) -> None:
+        """A line from rank 0."""
         if self._hook.rank == 0:
-            print(
-                f"running {asked}: {found.distributed_type} on {found.world_size} ranks, "
-                f"{found.wrapped_class}, {found.dtensor_params} DTensor parameters, {found.trainable_params:,} of "
-                f"{found.total_params:,} parameters learn",
-                flush=True,
-            )
+            print(line, flush=True)
+
+    def tell_reality(self, asked: TrainStrategy, found: Reality) -> None:
+        self.say(
+            f"running {asked}: {found.distributed_type} on {found.world_size} ranks, "
+            f"{found.wrapped_class}, {found.dtensor_params} DTensor parameters, "
+            f"{found.trainable_params:,} of {found.total_params:,} parameters learn"
+        )
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._since = time.perf_counter()

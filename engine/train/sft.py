@@ -8,14 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ftdash.engine.train import adapters, data, tiny, verify
+from ftdash.engine.train import adapters, data, loading, verify
 from ftdash.engine.train.options import (
-    ATTENTION,
     OPTIMIZERS,
     Options,
     TrainError,
     TrainStrategy,
-    Variant,
 )
 from ftdash.engine.train.report import StepReport
 from ftdash.engine.train.stop import StopRequest
@@ -30,15 +28,15 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
 
     from ftdash.monitor.hook.trainer import FtdashCallback
 
-    _quiet()
+    loading.quiet()
     # Before the model: under ZeRO-3 these tell from_pretrained to partition while it loads.
     arguments = _arguments(options, deepspeed)
-    source = str(tiny.tiny_folder(options.model)) if tiny.is_tiny(options.model) else options.model
-    tokenizer = _tokenizer(source, options)
+    source = loading.model_source(options)
+    tokenizer = loading.load_tokenizer(source, options)
     dataset = data.load(options.data)
-    _enough_rows(len(dataset), options)
-    arguments.assistant_only_loss = data.is_conversational(dataset) and _marks_assistant(tokenizer)
-    model = _model(source, options)
+    loading.enough_rows(len(dataset), options)
+    arguments.assistant_only_loss = data.is_conversational(dataset) and loading.marks_assistant(tokenizer)
+    model = loading.load_model(source, options)
 
     class Trainer(SFTTrainer):
         """SFTTrainer that tells the hook when ranks wait for one another, and can use full logits."""
@@ -59,7 +57,9 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
             zero = _zero_stage(trainer)
             kind = str(trainer.accelerator.distributed_type).rpartition(".")[2]
             found = verify.observe(trainer.model_wrapped, trainer.model, kind, zero)
-            hook.describe(trainer.model, **_meta(options, state), **found.meta(), strategy=str(asked))
+            hook.describe(
+                trainer.model, **loading.meta(options, state.max_steps), **found.meta(), strategy=str(asked)
+            )
             verify.check(options, asked, found)
             report.tell_reality(asked, found)
 
@@ -87,7 +87,7 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     if options.freeze_router:
-        _freeze_routers(trainer.model)
+        loading.freeze_routers(trainer.model)
     stop = StopRequest(hook.run_dir, hook.rank)
     try:
         trainer.train(resume_from_checkpoint=str(options.resume) if options.resume else None)
@@ -152,90 +152,9 @@ def _trainer_checkpoints(options: Options) -> bool:
     return options.checkpointing != "none"
 
 
-def _tokenizer(source: str, options: Options) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise TrainError(f"--model {options.model}: no tokenizer: {_first_line(error)}") from error
-
-
-def _marks_assistant(tokenizer: Any) -> bool:
-    """Whether the chat template, or TRL's version of it, marks the assistant's tokens for the loss."""
-    if "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in (
-        tokenizer.chat_template or ""
-    ):
-        return True
-    from trl.chat_template_utils import get_training_chat_template
-
-    try:
-        return get_training_chat_template(tokenizer) is not None
-    except ValueError:
-        return False
-
-
-def _model(source: str, options: Options) -> Any:
-    """The model on its way to the trainer: fp32 masters for mixed precision, a bf16 base under adapters."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    frozen_base = options.variant is not Variant.FULL
-    low = options.precision == "bf16" or options.variant is Variant.QLORA
-    dtype = torch.bfloat16 if low or (frozen_base and options.precision == "bf16-mixed") else torch.float32
-    quantization = adapters.quantization(options)
-    extra = {"quantization_config": quantization} if quantization is not None else {}
-    try:
-        return AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation=ATTENTION[options.attention], **extra
-        )
-    except (OSError, ImportError) as error:
-        raise TrainError(f"--model {options.model}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _enough_rows(rows: int, options: Options) -> None:
-    ranks = int(os.environ.get("WORLD_SIZE", "1")) // (options.tp * options.cp)
-    if rows < ranks:
-        raise TrainError(
-            f"--data has {rows} rows for {ranks} data-parallel ranks: some would have nothing to do"
-        )
-
-
-def _freeze_routers(model: Any) -> None:
-    from ftdash.monitor.hook.experts import find_routers
-
-    routers = find_routers(model)
-    if not routers:
-        raise TrainError("--freeze-router: the model has no router")
-    for _, router in routers:
-        router.requires_grad_(False)
-
-
 def _zero_stage(trainer: Any) -> int:
     engine = getattr(trainer, "deepspeed", None)
     return int(engine.zero_optimization_stage()) if engine is not None else 0
-
-
-def _meta(options: Options, state: Any) -> dict[str, Any]:
-    import accelerate
-    import torch
-    import transformers
-    import trl
-
-    modules = (torch, transformers, trl, accelerate)
-    return {
-        "variant": str(options.variant),
-        "max_steps": state.max_steps,
-        "micro_batch": options.micro_batch,
-        "grad_accum": options.grad_accum,
-        "seq_len": options.seq_len,
-        "versions": {module.__name__: module.__version__ for module in modules},
-    }
 
 
 def _export(trainer: Any, folder: Path) -> None:
@@ -255,12 +174,3 @@ def _export(trainer: Any, folder: Path) -> None:
         if not weights:
             raise TrainError(f"the final model was not written to {folder}: use the last checkpoint")
         print(f"final model: {folder}", flush=True)
-
-
-def _quiet() -> None:
-    """No progress bars of the libraries: in a log file each is a hundred lines."""
-    import datasets
-    from transformers.utils import logging
-
-    datasets.disable_progress_bars()
-    logging.disable_progress_bar()

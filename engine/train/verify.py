@@ -147,9 +147,15 @@ def _true_size(parameter: Any) -> int:
     return size
 
 
-def check(options: Options, asked: TrainStrategy, found: Reality) -> None:
-    """Raise Fallback, naming what was asked for and what runs, when the two differ."""
-    problem = _strategy_problem(options, asked, found) or _variant_problem(options, found)
+def check(options: Options, asked: TrainStrategy, found: Reality, mesh: dict[str, int] | None = None) -> None:
+    """Raise Fallback, naming what was asked for and what runs, when the two differ.
+
+    `mesh` are the sizes that the plain loop's mesh must have; None under a trainer.
+    """
+    if mesh is not None:
+        problem = _mesh_problem(mesh, found) or _variant_problem(options, found)
+    else:
+        problem = _strategy_problem(options, asked, found) or _variant_problem(options, found)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if found.world_size != launched:
         problem = f"the launcher started {launched} processes, this group has {found.world_size}"
@@ -181,7 +187,7 @@ def _strategy_problem(options: Options, asked: TrainStrategy, found: Reality) ->
         if asked is TrainStrategy.ZERO3 and not found.sharded_params:
             return "no parameter is partitioned"
         return ""
-    return _mesh_problem(options, asked, found)
+    return f"{kind} runs: the trainer cannot carry it"
 
 
 def _fsdp2_problem(options: Options, asked: TrainStrategy, found: Reality) -> str:
@@ -201,12 +207,13 @@ def _fsdp2_problem(options: Options, asked: TrainStrategy, found: Reality) -> st
     return ""
 
 
-def _mesh_problem(options: Options, asked: TrainStrategy, found: Reality) -> str:
-    """Tensor and expert parallelism: the mesh must have the sizes asked for, and tensors must be split."""
-    if not found.dtensor_params or not found.sharded_params:
+def _mesh_problem(mesh: dict[str, int], found: Reality) -> str:
+    """Tensor and expert parallelism: the meshes must have the sizes asked for, and tensors must be split."""
+    missing = {name: size for name, size in mesh.items() if found.mesh.get(name, 1) != size}
+    if missing:
+        return f"the parameters' meshes are {found.mesh}, not {mesh}"
+    if not found.sharded_params:
         return f"no parameter is sharded ({found.wrapped_class})"
-    if asked is TrainStrategy.TP and found.mesh.get("tp", 1) != max(options.tp, 2):
-        return f"the mesh is {found.mesh}"
     return ""
 
 

@@ -190,8 +190,6 @@ class Hook:
         `tokens` are the label tokens that this rank saw. The step's time runs from the last call, without
         the time spent in `save` and `eval` phases.
         """
-        if self._writer is None:
-            return
         try:
             self._step(step, loss, tokens, lr, grad_norm, aux_loss, epoch)
         except Exception as error:

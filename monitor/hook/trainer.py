@@ -28,7 +28,7 @@ class FtdashCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         hook = self.hook
-        if hook.run_dir is None or model is None:
+        if model is None:
             return
         if self._describe:
             hook.describe(
