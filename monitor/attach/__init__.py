@@ -1,0 +1,1 @@
+"""Training processes that somebody else started: found, read and never changed."""

@@ -1,0 +1,1 @@
+"""What the text that training prints says: lines, who wrote them, tracebacks, progress."""
