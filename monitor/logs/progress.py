@@ -153,8 +153,12 @@ def _dictionary(line: str) -> Progress | None:
     return Progress(
         step=int(step) if step is not None and math.isfinite(step) else None,
         tokens=int(tokens) if tokens is not None and math.isfinite(tokens) else None,
+        epoch=said.get("epoch"),
+        loss=said.get("loss"),
+        lr=said.get("lr"),
+        grad_norm=said.get("grad_norm"),
+        tokens_per_s=said.get("tokens_per_s"),
         source="transformers",
-        **said,
     )
 
 
