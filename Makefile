@@ -44,7 +44,7 @@ bench: env
 	$(BIN)/python -m tests.bench
 
 accuracy: env
-	$(BIN)/ftdash plan --accuracy
+	$(BIN)/python -m tests.accuracy
 
 # DeepSpeed compiles its CPU operators on first use, about a minute each: once, before anything is timed out by it
 warm: env

@@ -80,7 +80,9 @@ class Mesh:
         """The mesh with `shard` filled in when it is -1. Raises PlanError naming the factor that is wrong."""
         for name, value in (("replicate", replicate), ("tp", tp), ("cp", cp), ("pp", pp), ("ep", ep)):
             if value < 1:
-                raise PlanError(f"--{name} {value}: must be at least 1 (only shard may be -1, to be filled in)")
+                raise PlanError(
+                    f"--{name} {value}: must be at least 1 (only shard may be -1, to be filled in)"
+                )
         if shard != -1 and shard < 1:
             raise PlanError(f"shard {shard}: must be -1 (filled in) or at least 1")
         fixed = replicate * cp * tp * pp
@@ -188,11 +190,21 @@ def warnings(mesh: Mesh, plan: Plan, nvlink: bool) -> tuple[tuple[str, str], ...
             )
         )
     elif mesh.tp > 1 and not nvlink:
-        found.append(("tp-over-pcie", f"tp {mesh.tp} over PCIe: four all-reduces a layer, not recommended without NVLink"))
+        found.append(
+            (
+                "tp-over-pcie",
+                f"tp {mesh.tp} over PCIe: four all-reduces a layer, not recommended without NVLink",
+            )
+        )
     if mesh.pp > 1 or plan.strategy is Strategy.MEGATRON:
         what = "pipeline parallelism" if mesh.pp > 1 else "Megatron's optimizer"
         both = " with expert parallelism" if mesh.pp > 1 and mesh.ep > 1 else ""
-        found.append(("planned-only", f"{what}{both} is planned here, not launched: it needs a Megatron-style framework"))
+        found.append(
+            (
+                "planned-only",
+                f"{what}{both} is planned here, not launched: it needs a Megatron-style framework",
+            )
+        )
     return tuple(found)
 
 
@@ -212,7 +224,9 @@ def _check_tensor_parallel(tp: int, ep: int, strategy: Strategy, shape: ModelSha
     for what, size in cut:
         if size and size % tp:
             common = [d for d in _divisors(cut[0][1]) if all(s % d == 0 for _, s in cut if s)]
-            raise PlanError(f"--tp {tp} must divide the {size} {what} of {shape.name}: one of {_listed(common)}")
+            raise PlanError(
+                f"--tp {tp} must divide the {size} {what} of {shape.name}: one of {_listed(common)}"
+            )
 
 
 def _check_pipeline(plan: Plan, shape: ModelShape) -> None:
@@ -229,7 +243,9 @@ def _check_pipeline(plan: Plan, shape: ModelShape) -> None:
         return
     if layers % plan.pp and (layers + 2) % plan.pp:
         valid = [d for d in range(1, layers + 1) if layers % d == 0 or (layers + 2) % d == 0]
-        raise PlanError(f"--pp {plan.pp} must divide the {layers} layers of {shape.name}: one of {_listed(valid)}")
+        raise PlanError(
+            f"--pp {plan.pp} must divide the {layers} layers of {shape.name}: one of {_listed(valid)}"
+        )
 
 
 def _replicas_over_nodes(plan: Plan, data_parallel: int) -> int:

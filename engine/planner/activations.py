@@ -78,7 +78,9 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
         kept += latent * (c + 4 + (c if adapted is None else 0)) + a.rope_dim * c
         k, v = a.heads * a.head_dim, out
     if s.plan.attention is Attention.EAGER:
-        return kept + c * (q + a.heads * (a.head_dim + a.v_head_dim) + out) + a.heads * s.plan.seq_len * (4 + c)
+        return (
+            kept + c * (q + a.heads * (a.head_dim + a.v_head_dim) + out) + a.heads * s.plan.seq_len * (4 + c)
+        )
     return kept + c * (q + k + v + out) + 4 * a.heads
 
 

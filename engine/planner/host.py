@@ -24,9 +24,10 @@ def load_bytes_per_rank(s: Setting) -> float:
     if d.quant is None:
         return total * 2 if d.frozen == 2 else total * 4
     stage = stages(s)[0]
-    quantised = stage.total("quantised_dense") * s.mesh.tp * s.mesh.pp + stage.total("quantised_experts") * max(
-        s.mesh.ep, s.mesh.tp if s.mesh.ep == 1 else 1
-    ) * s.mesh.pp
+    quantised = (
+        stage.total("quantised_dense") * s.mesh.tp * s.mesh.pp
+        + stage.total("quantised_experts") * max(s.mesh.ep, s.mesh.tp if s.mesh.ep == 1 else 1) * s.mesh.pp
+    )
     return quantised * d.quant + (total - quantised) * d.upcast_frozen
 
 
@@ -45,11 +46,16 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> list[float]:
     trainable = stage.total("trainable_dense") / n + stage.total("trainable_experts") / s.mesh.expert_shard
     if plan.offload is Offload.NONE:
         return [trainable * d.state] if d.paged_state else []
-    buffers = [trainable * (d.master + d.param if d.master == 0 and plan.offload is Offload.ALL else trainable and d.master)]
+    buffers = [
+        trainable
+        * (d.master + d.param if d.master == 0 and plan.offload is Offload.ALL else trainable and d.master)
+    ]
     buffers = [trainable * d.master, *([trainable * d.state / 2] * 2), trainable * d.grad]
     if plan.offload in (Offload.ALL, Offload.NVME):
         buffers.append(trainable * d.param)
-        units: list[tuple[float, Unit]] = [(count, unit) for count, _, unit in stage.blocks] + [(1.0, stage.root)]
+        units: list[tuple[float, Unit]] = [(count, unit) for count, _, unit in stage.blocks] + [
+            (1.0, stage.root)
+        ]
         buffers.append(sum(c * u.frozen_bytes(s, n, s.mesh.expert_shard) for c, u in units))
     if plan.offload is Offload.NVME:
         # What stays in memory are the swap buffers: DeepSpeed's five of 1e8 elements each, for reading and writing.

@@ -94,9 +94,9 @@ def _unit(s: Setting, layer: LayerShape, index: int) -> Unit:
     expert_cut = ep if ep > 1 else tp
     experts = sum(linear.params for linear in layer.linears if linear.role is Role.EXPERT) / expert_cut
     router = sum(linear.params for linear in layer.linears if linear.role is Role.ROUTER)
-    linears = sum(
-        linear.params for linear in layer.linears if linear.role not in (Role.EXPERT, Role.ROUTER)
-    ) / tp
+    linears = (
+        sum(linear.params for linear in layer.linears if linear.role not in (Role.EXPERT, Role.ROUTER)) / tp
+    )
     dense = linears + router + layer.other_params
     if s.lora is None:
         return Unit(trainable_dense=dense, trainable_experts=experts)

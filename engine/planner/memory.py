@@ -83,7 +83,13 @@ def model_states(s: Setting, stage: Stage) -> ModelStates:
     """ZeRO's 2 + 2 + 12 by stage (arXiv 1910.02054, section 3), with the plan's own dtypes and offload."""
     d, strategy, offload = s.dtypes, s.plan.strategy, s.plan.offload
     weight = d.zero_weight
-    gradient = 0 if s.plan.optimizer_in_backward else d.grad if strategy is Strategy.MEGATRON else min(d.grad, weight)
+    gradient = (
+        0
+        if s.plan.optimizer_in_backward
+        else d.grad
+        if strategy is Strategy.MEGATRON
+        else min(d.grad, weight)
+    )
     rest = d.resident - weight - (d.grad if s.plan.optimizer_in_backward else gradient)
     if d.paged_state:
         rest -= d.state
@@ -130,7 +136,9 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
     if stage.head:
         # The final norm keeps its fp32 input, the head its own.
         saved += tokens * s.shape.hidden * (4 + 2 * s.dtypes.compute)
-    return StageActivations(saved, one * tokens, live * tokens, logits.forward * entries, logits.backward * entries)
+    return StageActivations(
+        saved, one * tokens, live * tokens, logits.forward * entries, logits.backward * entries
+    )
 
 
 def micro_batches_in_flight(s: Setting) -> float:
@@ -201,13 +209,18 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         buffers=b.always + b.casts_at_end + b.head_gradient + b.block_gradient,
     )
     root_reduced = phase(
-        PhaseName.BACKWARD_END, weights=w, optimizer=o, gradients=grads, gathered=g.root_end, buffers=b.always + b.root
+        PhaseName.BACKWARD_END,
+        weights=w,
+        optimizer=o,
+        gradients=grads,
+        gathered=g.root_end,
+        buffers=b.always + b.root,
     )
-    step = phase(
-        PhaseName.OPTIMIZER_STEP, weights=w, optimizer=o, gradients=grads, buffers=b.always + b.step
-    )
+    step = phase(PhaseName.OPTIMIZER_STEP, weights=w, optimizer=o, gradients=grads, buffers=b.always + b.step)
     load = phase(PhaseName.LOAD, weights=w + transients.load_extra(s, stage))
-    save = phase(PhaseName.SAVE, weights=w, optimizer=o, gathered=transients.save_gather(s, stage), buffers=b.always)
+    save = phase(
+        PhaseName.SAVE, weights=w, optimizer=o, gathered=transients.save_gather(s, stage), buffers=b.always
+    )
     return (load, forward_end, larger(at_loss, last_block), larger(first_block, root_reduced), step, save)
 
 

@@ -58,7 +58,12 @@ def setting_of(plan: Plan) -> Setting:
         if plan.method is not Method.FULL:
             _check_adapters(plan, shape)
             lora = _lora(
-                _Shaped(shape), plan.lora_rank, plan.lora_targets, plan.expert_lora, plan.modules_to_save, plan.dora
+                _Shaped(shape),
+                plan.lora_rank,
+                plan.lora_targets,
+                plan.expert_lora,
+                plan.modules_to_save,
+                plan.dora,
             )
     except (ModelError, HardwareError) as error:
         raise PlanError(str(error)) from None
@@ -96,7 +101,9 @@ def _check_adapters(plan: Plan, shape: ModelShape) -> None:
         if linear.role is not Role.ROUTER
     )
     if not 1 <= plan.lora_rank <= widest:
-        raise PlanError(f"--lora-rank {plan.lora_rank}: from 1 to {widest}, the narrowest matrix of {shape.name}")
+        raise PlanError(
+            f"--lora-rank {plan.lora_rank}: from 1 to {widest}, the narrowest matrix of {shape.name}"
+        )
     if plan.expert_lora != "none" and not shape.is_moe:
         raise PlanError(f"--expert-lora {plan.expert_lora}: {shape.name} has no experts, so none")
     if plan.quantize_experts and not shape.is_moe:
@@ -116,9 +123,13 @@ def _check_choices(plan: Plan, mesh: Mesh) -> None:
     if plan.offload is Offload.NVME and strategy is not Strategy.ZERO3:
         raise PlanError(f"--offload nvme with --strategy {strategy}: only zero3 swaps to NVMe")
     if quant is not None and plan.quant_storage == "uint8" and strategy is Strategy.FSDP1:
-        raise PlanError("--quant-storage uint8 with --strategy fsdp1: flat parameters need one float dtype; use bf16")
+        raise PlanError(
+            "--quant-storage uint8 with --strategy fsdp1: flat parameters need one float dtype; use bf16"
+        )
     if plan.optimizer_in_backward and plan.grad_accum > 1:
-        raise PlanError("--optimizer-in-backward with --grad-accum above 1: a stepped gradient cannot accumulate; use 1")
+        raise PlanError(
+            "--optimizer-in-backward with --grad-accum above 1: a stepped gradient cannot accumulate; use 1"
+        )
     if plan.pp_schedule is PipelineSchedule.INTERLEAVED and mesh.pp == 1:
         raise PlanError("--pp-schedule interleaved needs --pp at least 2")
     if plan.virtual_stages > 1 and plan.pp_schedule is not PipelineSchedule.INTERLEAVED:

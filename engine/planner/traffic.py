@@ -83,10 +83,16 @@ def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
         return [Flow("all_reduce", link, 0.0, all_reduce(dense + experts, ranks), True, calls)]
     found = []
     if strategy in FSDP_FAMILY or strategy is Strategy.ZERO3:
-        weights = sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks) + stage.root.gathered_bytes(s)
+        weights = sum(
+            count * unit.gathered_bytes(s) for count, _, unit in stage.blocks
+        ) + stage.root.gathered_bytes(s)
         expert_weights = sum(
-            count * (unit.trainable_experts * s.dtypes.compute + (unit.frozen_experts - unit.quantised_experts) * s.dtypes.frozen
-                     + unit.quantised_experts * (s.dtypes.quant or 0.0))
+            count
+            * (
+                unit.trainable_experts * s.dtypes.compute
+                + (unit.frozen_experts - unit.quantised_experts) * s.dtypes.frozen
+                + unit.quantised_experts * (s.dtypes.quant or 0.0)
+            )
             for count, _, unit in stage.blocks
         )
         once = gather(weights - expert_weights, n) + gather(expert_weights, ne)
@@ -103,7 +109,11 @@ def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
         dense, experts = dense / n, experts / ne
     if mesh.replicate > 1:
         replicas = link_between(s, mesh.replicate, inner * n)
-        found.append(Flow("replica_all_reduce", replicas, 0.0, all_reduce(dense + experts, mesh.replicate), True, calls))
+        found.append(
+            Flow(
+                "replica_all_reduce", replicas, 0.0, all_reduce(dense + experts, mesh.replicate), True, calls
+            )
+        )
     return found
 
 

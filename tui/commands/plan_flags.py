@@ -60,7 +60,11 @@ CHOICES: dict[str, type[StrEnum]] = {
     "precision": Precision,
     "offload": Offload,
 }
-DTYPES = {"quant-storage": ("bf16", "uint8"), "adapter-dtype": ("fp32", "bf16"), "reduce-dtype": ("fp32", "bf16")}
+DTYPES = {
+    "quant-storage": ("bf16", "uint8"),
+    "adapter-dtype": ("fp32", "bf16"),
+    "reduce-dtype": ("fp32", "bf16"),
+}
 SWITCHES = {
     "dora": "weight-decomposed adapters",
     "quantize-experts": "quantise the experts of an MoE as well",
@@ -103,7 +107,9 @@ def plan_from(args: argparse.Namespace) -> Plan:
     fields: dict[str, Any] = _saved(args.from_file) if args.from_file else {}
     named = [flag for flag in ("model", "config", "params") if getattr(args, flag) is not None]
     if len(named) > 1:
-        raise UserError(f"--{named[0]} and --{named[1]} both name the model: give one of --model, --config, --params")
+        raise UserError(
+            f"--{named[0]} and --{named[1]} both name the model: give one of --model, --config, --params"
+        )
     if named:
         fields = {k: v for k, v in fields.items() if k not in ("model", "config", "params")}
     for flag in ("model", "config", "gpu"):
@@ -214,5 +220,7 @@ def _spread(fields: dict[str, Any], nodes: int, *, gpus_given: bool) -> None:
         fields["gpus"] = nodes * fields.get("gpus_per_node", 8)
     gpus = fields["gpus"]
     if gpus % nodes:
-        raise UserError(f"--nodes {nodes}: {gpus} GPUs do not spread evenly; --gpus must be a multiple of {nodes}")
+        raise UserError(
+            f"--nodes {nodes}: {gpus} GPUs do not spread evenly; --gpus must be a multiple of {nodes}"
+        )
     fields["gpus_per_node"] = gpus // nodes

@@ -1,0 +1,22 @@
+"""`python -m tests.accuracy`: plans every published run and prints how far off the plans are."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.accuracy.report import compare, render
+from tests.accuracy.rows import read
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.accuracy", description=__doc__)
+    parser.add_argument("--rows", action="store_true", help="one line per row as well")
+    args = parser.parse_args()
+    rows = read()
+    sys.stdout.write(render(rows, compare(rows), each_row=args.rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Errors of the planner against published runs: median, 90th percentile, shares, misses, by source and by half."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ftdash.engine.plan import PlanError
+from ftdash.engine.planner import Verdict, evaluate
+from ftdash.engine.planner.result import Prediction
+from tests.accuracy.rows import Inexpressible, Row, fitted_sources, plan_of
+
+GIB = 2**30
+OPTIMISTIC = -0.10  # a plan this far under the measurement says "fits" where it may not
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One row beside its plan. Errors are signed shares of the measured value."""
+
+    row: Row
+    prediction: Prediction | None
+    reason: str = ""
+
+    @property
+    def planned_gib(self) -> float | None:
+        if self.prediction is None:
+            return None
+        memory = self.prediction.memory
+        return {"reserved": memory.reserved, "allocated": memory.allocated, "device": memory.device}[
+            self.row.mem_kind
+        ] / GIB
+
+    @property
+    def memory_error(self) -> float | None:
+        planned, measured = self.planned_gib, self.row.peak_gib
+        return None if planned is None or measured is None else planned / measured - 1
+
+    @property
+    def speed_error(self) -> float | None:
+        if self.prediction is None or self.row.tokens_per_s is None:
+            return None
+        return self.prediction.time.tokens_per_s_per_gpu / self.row.tokens_per_s - 1
+
+    @property
+    def false_alarm(self) -> bool:
+        """The run fitted, the plan says that it does not."""
+        return self.prediction is not None and self.prediction.verdict is Verdict.DOES_NOT_FIT
+
+
+def compare(rows: Iterable[Row]) -> list[Comparison]:
+    found = []
+    for row in rows:
+        try:
+            found.append(Comparison(row, evaluate(plan_of(row))))
+        except (Inexpressible, PlanError) as error:
+            found.append(Comparison(row, None, str(error)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    count: int
+    median: float
+    p90: float
+    within_10: float
+    within_20: float
+    optimistic: float
+
+
+def summarise(errors: list[float]) -> Summary:
+    """Of signed errors. Raises StatisticsError for none."""
+    sizes = sorted(abs(e) for e in errors)
+    n = len(sizes)
+    return Summary(
+        count=n,
+        median=statistics.median(sizes),
+        p90=sizes[min(n - 1, int(0.9 * n))],
+        within_10=sum(e <= 0.10 for e in sizes) / n,
+        within_20=sum(e <= 0.20 for e in sizes) / n,
+        optimistic=sum(e < OPTIMISTIC for e in errors) / n,
+    )
+
+
+def errors_of(found: Iterable[Comparison], which: Callable[[Comparison], float | None]) -> list[float]:
+    return [error for c in found if (error := which(c)) is not None]
+
+
+def _line(title: str, errors: list[float], *, speed: bool) -> str:
+    if not errors:
+        return f"  {title:<58} no rows\n"
+    s = summarise(errors)
+    tail = "" if speed else f"  optimistic {s.optimistic:5.1%}"
+    return (
+        f"  {title:<58} n {s.count:3d}  median {s.median:6.1%}  p90 {s.p90:6.1%}"
+        f"  in 10% {s.within_10:6.1%}  in 20% {s.within_20:6.1%}{tail}\n"
+    )
+
+
+def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) -> str:
+    """The whole report as text."""
+    fitted = fitted_sources(rows)
+    trusted = [c for c in found if c.row.trusted]
+    halves = (
+        ("all rows of high and medium confidence", trusted),
+        ("sources that constants were fitted to", [c for c in trusted if c.row.source in fitted]),
+        ("sources kept out of fitting", [c for c in trusted if c.row.source not in fitted]),
+    )
+    text = []
+    inexpressible = [c for c in trusted if c.prediction is None]
+    text.append(
+        f"{len(rows)} published runs, {len(trusted)} of high or medium confidence; "
+        f"not expressible {len(inexpressible)} ({len(inexpressible) / len(trusted):.1%})\n"
+    )
+    text += [f"  {c.row.id}: {c.reason}\n" for c in inexpressible]
+    for what, which in (
+        ("peak memory", lambda c: c.memory_error),
+        ("tokens/s", lambda c: c.speed_error),
+    ):
+        speed = what == "tokens/s"
+        text.append(f"\n{what}\n")
+        text += [_line(title, errors_of(part, which), speed=speed) for title, part in halves]
+        text.append("  by source\n")
+        for source in sorted({c.row.source for c in trusted}):
+            errors = errors_of([c for c in trusted if c.row.source == source], which)
+            if errors:
+                mark = "*" if source in fitted else " "
+                text.append(_line(f"{mark} {source[-54:]}", errors, speed=speed))
+    text.append("  * fitted\n")
+    alarms = [c.row.id for c in trusted if c.false_alarm]
+    text.append(f"\nfalse alarms (planned not to fit, but ran): {len(alarms)} {' '.join(alarms)}\n")
+    off = [c for c in trusted if c.memory_error is not None and not -0.10 <= c.memory_error <= 0.20]
+    text.append("memory off by more than 20 %, or more than 10 % optimistic\n")
+    text += [
+        f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
+        f" ({c.memory_error:+.0%})\n"
+        for c in off
+    ]
+    if each_row:
+        text.append("\nevery row\n")
+        text += [_row_line(c, c.row.source in fitted) for c in found]
+    return "".join(text)
+
+
+def _row_line(c: Comparison, fitted: bool) -> str:
+    f = c.row.fields
+    if c.prediction is None:
+        return f"  {c.row.id} {c.reason}\n"
+    p = c.prediction
+    memory = (
+        ""
+        if c.memory_error is None
+        else (
+            f"{c.row.mem_kind[:5]} {c.row.peak_gib:6.1f} planned {c.planned_gib:6.1f} {c.memory_error:+6.1%} {p.memory.peak_phase}"
+        )
+    )
+    speed = (
+        ""
+        if c.speed_error is None
+        else (
+            f"tok/s {c.row.tokens_per_s:7.0f} planned {p.time.tokens_per_s_per_gpu:7.0f} {c.speed_error:+6.1%} {p.time.bound_by}"
+        )
+    )
+    settings = f"{f['model'][:18]} {f['parallelism'][:22]} b{f['micro_batch'][:3]} s{f['seq_len'][:6]} {f['act_ckpt'][:9]} {f['compile'][:6]}"
+    mark = "*" if fitted else " "
+    return f" {mark}{c.row.id} {c.row.confidence[:3]} {settings:<72} {memory:<58} {speed}\n"

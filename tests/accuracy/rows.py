@@ -1,0 +1,325 @@
+"""Reads published measurements and turns each one's settings, written as prose, into a plan by general rules."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftdash.engine.model.load import load_preset, preset_names
+from ftdash.engine.plan import Plan
+
+MEASURED = Path(__file__).parent.parent / "data" / "measured.csv"
+
+
+class Inexpressible(Exception):
+    """Settings that no plan can say: the reason, for the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published run. `peak_gib` and `tokens_per_s` are None where the source gives none."""
+
+    id: str
+    source: str
+    confidence: str
+    fields: dict[str, str]
+    peak_gib: float | None
+    mem_kind: str  # "reserved", "allocated" or "device"
+    tokens_per_s: float | None
+
+    @property
+    def trusted(self) -> bool:
+        return self.confidence in ("high", "medium")
+
+
+def read(path: Path = MEASURED) -> list[Row]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            Row(
+                id=record["id"],
+                source=record["source"],
+                confidence=record["confidence"],
+                fields=record,
+                peak_gib=_number(record["peak_gib"]),
+                mem_kind=_mem_kind(record["mem_kind"]),
+                tokens_per_s=_number(record["tok_s_per_gpu"]),
+            )
+            for record in csv.DictReader(file)
+        ]
+
+
+def fitted_sources(rows: list[Row]) -> frozenset[str]:
+    """The half of the sources that constants may be fitted to: the first half by the SHA-256 of their names.
+
+    The rule was written down before any constant was fitted; the other half is only ever reported.
+    """
+    names = sorted({row.source for row in rows}, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    return frozenset(names[: len(names) // 2])
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.strip() else None
+
+
+def _mem_kind(text: str) -> str:
+    """What the source measured; an unstated peak is taken as reserved, what most training logs print."""
+    if "nvidia-smi" in text or "per-GPU" in text or "INVERSE" in text:
+        return "device"
+    if "alloc" in text or "active" in text:
+        return "allocated"
+    return "reserved"
+
+
+def plan_of(row: Row) -> Plan:
+    """The plan of a row's settings. Raises Inexpressible with the reason."""
+    f = row.fields
+    fields: dict[str, object] = {
+        "model": _model(f["model"]),
+        "gpu": _gpu(f["gpu"]),
+        "gpus": _first_int(f["world_size"]),
+    }
+    fields |= _parallelism(f)
+    fields |= _method(f, str(fields["model"]))
+    fields |= _precision(f)
+    fields |= _batch(f, fields)
+    fields["checkpointing"] = _checkpointing(f["act_ckpt"])
+    fields["compile"] = _compiled(f["compile"])
+    fields["loss"] = _loss(f["loss_impl"], bool(fields["compile"]))
+    fields["attention"] = "eager" if f["attention"].startswith("eager") else "flash"
+    fields |= _optimizer(f["optimizer"])
+    fields |= _offload(f)
+    return Plan.from_dict(fields)
+
+
+def _model(text: str) -> str:
+    if "Mamba" in text:
+        raise Inexpressible("a Mamba hybrid: its state-space layers are not modelled")
+    bare = re.sub(r"\(.*?\)", "", text).strip().lower().replace(" ", "-")
+    if bare.startswith("deepseek-v3-671b"):
+        bare = "deepseek-v3"
+    if bare not in preset_names():
+        raise Inexpressible(f"no preset for {text}")
+    return bare
+
+
+GPUS = (
+    (r"H100-96GB|HBM2e", "h100-hbm2e-96g"),
+    (r"H100", "h100-sxm-80g"),
+    (r"H200", "h200-sxm-141g"),
+    (r"GB200", "gb200-184g"),
+    (r"B200", "b200-180g"),
+    (r"A800", "a800-80g"),
+    (r"A100-40", "a100-40g"),
+    (r"A100", "a100-80g"),
+    (r"A10G", "a10g-24g"),
+    (r"4090", "rtx4090-24g"),
+    (r"3090", "rtx3090-24g"),
+    (r"A6000", "rtxa6000-48g"),
+    (r"A5000", "rtxa5000-24g"),
+    (r"^24GB", "rtx4090-24g"),
+    (r"^48GB", "rtxa6000-48g"),
+    (r"^80GB", "h100-sxm-80g"),
+)
+
+
+def _gpu(text: str) -> str:
+    for pattern, name in GPUS:
+        if re.search(pattern, text):
+            return name
+    raise Inexpressible(f"GPU {text!r} is not known")
+
+
+def _first_int(text: str) -> int:
+    found = re.search(r"\d+", text)
+    if found is None:
+        raise Inexpressible(f"no number in {text!r}")
+    return int(found.group())
+
+
+def _degree(name: str, text: str) -> int:
+    found = re.search(rf"\b{name} (\d+)", text)
+    return int(found.group(1)) if found else 1
+
+
+def _parallelism(f: dict[str, str]) -> dict[str, object]:
+    text = f["parallelism"]
+    fields: dict[str, object] = {name: _degree(name.upper(), text) for name in ("tp", "cp", "pp", "ep")}
+    if "NO_SHARD" in text:
+        fields["strategy"] = "ddp"
+    elif found := re.search(r"ZeRO-(\d)", text):
+        fields["strategy"] = f"zero{found.group(1)}"
+    elif "distributed optimizer" in f["optimizer"]:
+        fields["strategy"] = "megatron"
+    elif "FSDP1" in text:
+        fields["strategy"] = "fsdp1"
+    elif "FSDP" in text or "CP" in text:
+        fields["strategy"] = "fsdp"
+    elif text == "1 GPU":
+        fields["strategy"] = "none"
+    else:
+        raise Inexpressible(f"parallelism {text!r} is not stated fully")
+    if "SP/TP" in text:
+        fields["tp"] = _degree("SP/TP", text)
+    if "Interleaved" in text:
+        fields |= {"pp_schedule": "interleaved", "virtual_stages": 2}
+    if found := re.search(r"VPP (\d+)", text):
+        fields |= {"pp_schedule": "interleaved", "virtual_stages": int(found.group(1))}
+    return fields
+
+
+def _method(f: dict[str, str], model: str) -> dict[str, object]:
+    text = f["method"]
+    if text.startswith("full"):
+        return {"method": "full"}
+    fields: dict[str, object] = {"method": "lora", "lora_rank": _first_int(f["lora_rank"])}
+    if text.startswith("QLoRA"):
+        fields["method"] = "qlora"
+        # torchao's NF4 and bitsandbytes without "-dq" differ: torchao quantises the scales as well.
+        fields["quant"] = "nf4-dq" if "dq" in text or "torchao" in text or text == "QLoRA NF4" else "nf4"
+        fields["quant_storage"] = "bf16"
+    fields["lora_targets"] = _targets(f["lora_targets"], model)
+    return fields
+
+
+def _targets(text: str, model: str) -> tuple[str, ...]:
+    """Module names as the model spells them. A fused projection stands for every part of it that is named."""
+    names = {x.name for group in load_preset(model).groups for x in group.layer.linears}
+    if "all" in text:
+        return ("all-linear",)
+    wanted: list[str] = []
+    for word, parts in {
+        "q": ("q_proj", "qkv_proj", "query_key_value", "Wqkv"),
+        "k": ("k_proj", "qkv_proj", "query_key_value", "Wqkv"),
+        "v": ("v_proj", "qkv_proj", "query_key_value", "Wqkv"),
+        "output_proj": ("o_proj",),
+        "MLP": ("gate_proj", "up_proj", "down_proj"),
+        "up": ("up_proj",),
+        "down": ("down_proj",),
+        "gate": ("gate_proj",),
+    }.items():
+        if re.search(rf"(^|[^a-z_]){word}($|[^a-z_])", text):
+            wanted += [part for part in parts if part in names]
+    if "recipe default" in text:
+        wanted = ["q_proj", "v_proj"]
+    if not wanted:
+        raise Inexpressible(f"LoRA targets {text!r} are not stated")
+    return tuple(dict.fromkeys(wanted))
+
+
+def _precision(f: dict[str, str]) -> dict[str, object]:
+    text = f["precision"].lower()
+    fields: dict[str, object] = {}
+    if "nvfp4" in text:
+        fields["precision"] = "nvfp4"
+    elif "mxfp8" in text:
+        fields["precision"] = "mxfp8"
+    elif "fp8" in text or "float8" in text:
+        fields["precision"] = "fp8"
+    elif re.search(r"pure|no fp32 master|bf16-true|full bf16", text):
+        fields["precision"] = "bf16"
+    elif f["method"].startswith("QLoRA") and text == "bf16":
+        fields["precision"] = "bf16"
+    else:
+        fields["precision"] = "bf16-mixed"
+    if "torchtitan" in f["source"]:
+        fields["reduce_dtype"] = "fp32"  # torchtitan's default, `mixed_precision_reduce`
+    return fields
+
+
+def _batch(f: dict[str, str], fields: dict[str, object]) -> dict[str, object]:
+    seq = re.search(r"\d+", f["seq_len"].replace(",", ""))
+    dynamic = "alpaca dynamic" in f["seq_len"]
+    if dynamic:
+        # Alpaca's samples are short: 512 is the longest that torchtune's tutorials report for it.
+        seq_len, micro = 512, 2
+    elif seq is None:
+        raise Inexpressible("sequence length not stated")
+    else:
+        seq_len = int(seq.group())
+        if not re.search(r"\d", f["micro_batch"]):
+            raise Inexpressible("micro-batch not stated")
+        micro = 0
+    text = f["micro_batch"]
+    accum = 1
+    micro_batches = None
+    if not dynamic:
+        micro = _first_int(text)
+    if found := re.search(r"local batch (\d+)", text):
+        micro, micro_batches = 1, int(found.group(1))
+    if "global or micro not stated" in text:
+        raise Inexpressible("whether the batch is global or per GPU is not stated")
+    accum_text = f["grad_accum"]
+    if found := re.search(r"GBS (\d+)", accum_text):
+        world = int(fields["gpus"])  # type: ignore[call-overload]
+        parallel = 1
+        for name in ("tp", "cp", "pp"):
+            parallel *= int(fields[name])  # type: ignore[call-overload]
+        accum = max(1, int(found.group(1)) // (micro * world // parallel))
+    elif found := re.search(r"effective (\d+)", accum_text):
+        accum = max(1, int(found.group(1)) // (micro * int(fields["gpus"])))  # type: ignore[call-overload]
+    elif re.fullmatch(r"\d+", accum_text.strip()):
+        accum = int(accum_text)
+    batch: dict[str, object] = {"micro_batch": micro, "seq_len": seq_len, "grad_accum": accum}
+    if micro_batches:
+        batch["micro_batches"] = micro_batches
+    elif int(fields["pp"]) > 1:  # type: ignore[call-overload]
+        batch["micro_batches"] = accum
+    return batch
+
+
+def _checkpointing(text: str) -> str:
+    lowered = text.lower()
+    if lowered.startswith("none") or lowered.startswith("selective: none"):
+        return "none"
+    if "selective" in lowered or "sac" in lowered:
+        # Recomputing the attention core alone keeps everything else: flash attention does that anyway.
+        return "none" if "core_attn" in lowered else "selective"
+    return "full"
+
+
+def _compiled(text: str) -> bool:
+    return bool(re.match(r"yes|block|graph|model|loss", text)) and "loss only" not in text
+
+
+def _loss(text: str, compiled: bool) -> str:
+    lowered = text.lower()
+    if "compiled" in lowered and "chunked" not in lowered:
+        return "compiled"
+    if "chunked/compiled" in lowered or "or compiled" in lowered:
+        return "compiled" if compiled else "chunked"
+    if "unchunked" in lowered:
+        return "full"
+    if "chunked" in lowered:
+        return "chunked"
+    if "fused" in lowered or "cut c" in lowered:
+        return "fused"
+    return "full"
+
+
+def _optimizer(text: str) -> dict[str, object]:
+    lowered = text.lower()
+    name = "adamw"
+    if "paged" in lowered:
+        name = "paged-adamw-8bit"
+    elif "8bit" in lowered or "8-bit" in lowered:
+        name = "adamw-8bit"
+    elif "4bit" in lowered:
+        name = "adamw-4bit"
+    elif "muon" in lowered:
+        name = "muon"
+    return {"optimizer": name, "optimizer_in_backward": "optimizer_in_bwd" in lowered}
+
+
+def _offload(f: dict[str, str]) -> dict[str, object]:
+    text = f["offload"].lower()
+    fields: dict[str, object] = {
+        "activation_offload": "activation" in text or "activation offload" in f["act_ckpt"]
+    }
+    if "params" in text:
+        fields["offload"] = "all"
+    elif re.search(r"optimizer cpu 100", text):
+        fields["offload"] = "optimizer"
+    return fields
