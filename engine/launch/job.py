@@ -1,0 +1,144 @@
+"""What a node of a multi-node run needs to start its part: the stored job, and where the ranks meet.
+
+The first node works out the meeting (its address, a free port, the checkpoint to go on from) once for
+each start of the job, writes the configs with it, and leaves `config/meeting.json`; the others wait for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ftdash.engine.configs import Generated, Rendezvous, TrainArgs, generate
+from ftdash.engine.launch.resume import last_whole_checkpoint
+from ftdash.engine.model.load import resolve
+from ftdash.engine.plan import Plan
+from ftdash.monitor.rundir import RunDir, RunError, write_atomic
+
+MEETING_WAIT_S = 300.0
+
+
+class Job(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """config/job.json: how to make the launcher's command on any node, from `plan` or `command`."""
+
+    nodes: int
+    plan: Plan | None = None
+    train: TrainArgs | None = None
+    launcher: str = ""  # empty: the plan's preferred one
+    command: list[str] = []
+    directory: str = ""  # where the command was given
+
+
+class Meeting(msgspec.Struct, kw_only=True):
+    """config/meeting.json. `attempt` tells one start of the job from the next."""
+
+    attempt: str
+    address: str
+    port: int
+    resume: str = ""
+
+
+def write_job(run: RunDir, job: Job) -> None:
+    write_atomic(run.config / "job.json", msgspec.json.format(msgspec.json.encode(job), indent=2))
+
+
+def read_job(run: RunDir) -> Job:
+    """Raises RunError, naming the file."""
+    path = run.config / "job.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Job)
+    except OSError as error:
+        raise RunError(f"cannot read {path}: {error.strerror or error}") from None
+    except msgspec.DecodeError as error:
+        raise RunError(f"{path} is broken: {error}") from None
+
+
+def node_command(
+    run: RunDir, *, node_rank: int, address: str, attempt: str
+) -> tuple[list[str], dict[str, str]]:
+    """The launcher's argv on this node, and what its environment gains. Raises RunError.
+
+    `address` is the first node's, as the others reach it; `attempt` is the same on all nodes.
+    """
+    job = read_job(run)
+    meeting = _arrange(run, job, address, attempt) if node_rank == 0 else _await(run, attempt)
+    environment = {
+        "MASTER_ADDR": meeting.address,
+        "MASTER_PORT": str(meeting.port),
+        "NODE_RANK": str(node_rank),
+        "NNODES": str(job.nodes),
+    }
+    if job.plan is None or job.train is None:
+        return [_filled(word, environment) for word in job.command], environment
+    generated = _generate(run, job, meeting)
+    command = generated.command(job.launcher) if job.launcher else generated.preferred
+    return list(command.nodes[node_rank]), environment
+
+
+def _generate(run: RunDir, job: Job, meeting: Meeting) -> Generated:
+    assert job.plan is not None
+    assert job.train is not None
+    train = replace(job.train, resume=meeting.resume) if meeting.resume else job.train
+    return generate(
+        job.plan,
+        shape=resolve(job.plan),
+        train_args=train,
+        config_dir=str(run.config),
+        python=sys.executable,
+        log_dir=str(run.logs),
+        rendezvous=Rendezvous(address=meeting.address, port=meeting.port),
+    )
+
+
+def _arrange(run: RunDir, job: Job, address: str, attempt: str) -> Meeting:
+    """The first node's part. A wish to stop that an earlier start has served is taken away."""
+    (run.control / "save-and-stop").unlink(missing_ok=True)
+    checkpoint = last_whole_checkpoint(Path(job.train.output_dir)) if job.train else None
+    meeting = Meeting(
+        attempt=attempt, address=address, port=_free_port(), resume=str(checkpoint) if checkpoint else ""
+    )
+    if job.plan is not None:
+        for name, text in _generate(run, job, meeting).files.items():
+            write_atomic(run.config / name, text.encode())
+    write_atomic(run.config / "meeting.json", msgspec.json.encode(meeting))
+    return meeting
+
+
+def _await(run: RunDir, attempt: str) -> Meeting:
+    """Another node's part: the meeting of this very attempt, as soon as the shared file system shows it."""
+    path = run.config / "meeting.json"
+    deadline = time.monotonic() + MEETING_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            meeting = msgspec.json.decode(path.read_bytes(), type=Meeting)
+            if meeting.attempt == attempt:
+                return meeting
+        except (OSError, msgspec.DecodeError):
+            pass
+        os.stat(run.config)  # asks a network file system for the folder anew
+        time.sleep(0.1)
+    raise RunError(
+        f"the first node left no {path} within {MEETING_WAIT_S:.0f} s: is {run.path} on a file system "
+        "that all nodes share?"
+    )
+
+
+def _free_port() -> int:
+    """A port that nobody on this node listens on, so two jobs on one node do not meet each other."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _filled(word: str, environment: dict[str, str]) -> str:
+    """`{master_addr}`, `{master_port}`, `{node_rank}` and `{nnodes}` in a person's own command."""
+    for name, value in environment.items():
+        word = word.replace("{" + name.lower() + "}", value)
+    return word
