@@ -1,0 +1,318 @@
+"""The Textual app: four panes, the keys between them, the watched run, and what stands above a pane."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from typing import ClassVar
+
+from textual import on
+from textual.app import App, ComposeResult, SystemCommand
+from textual.binding import Binding
+from textual.containers import Horizontal
+from textual.screen import Screen
+from textual.widget import Widget
+
+from ftdash.monitor.rundir import RunDir, RunError, list_runs
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.feed import RunFeed
+from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
+from ftdash.tui.panes.base import Pane
+from ftdash.tui.widgets.bars import HintBar, TabBar
+
+ORDER = ("plan", "launch", "monitor", "diagnose")
+PAIRS = {"plan": "launch", "launch": "plan", "monitor": "diagnose", "diagnose": "monitor"}
+WIDE = 170  # columns from which two panes stand side by side
+LIVE_RUNS_LOOKED_AT = 20  # newest runs whose state the tab's badge counts
+LIVE_EVERY_S = 5.0
+
+
+def make_pane(name: str) -> Pane:
+    """A new pane; its module is loaded only now, so that the first pane is soon on the screen."""
+    match name:
+        case "plan":
+            from ftdash.tui.panes.plan import PlanPane
+
+            return PlanPane()
+        case "launch":
+            from ftdash.tui.panes.launch import LaunchPane
+
+            return LaunchPane()
+        case "monitor":
+            from ftdash.tui.panes.monitor import MonitorPane
+
+            return MonitorPane()
+        case _:
+            from ftdash.tui.panes.diagnose import DiagnosePane
+
+            return DiagnosePane()
+
+
+class Cockpit(App[None]):
+    """ftdash on the screen."""
+
+    TITLE = "ftdash"
+    CSS_PATH = "ftdash.tcss"
+    AUTO_FOCUS = None
+    ENABLE_COMMAND_PALETTE = True
+
+    BINDINGS: ClassVar = [
+        *(
+            Binding(f"{number},f{number}", f"pane('{name}')", name.title())
+            for number, name in enumerate(ORDER, 1)
+        ),
+        Binding("q", "quit", "Quit"),
+        Binding("question_mark,f5", "help", "Help"),
+        Binding("slash", "find", "Filter or search"),
+        Binding("R", "runs", "Choose a run"),
+        Binding("escape", "leave", "Back", show=False),
+    ]
+
+    def __init__(self, run: RunDir | None = None, pane: str = "plan", runs_root: str | None = None) -> None:
+        super().__init__()
+        self.runs_root = runs_root
+        self.active = pane
+        self.feed: RunFeed | None = None
+        self.panes: dict[str, Pane] = {}
+        self._first_run = run
+        self._ended = threading.Event()
+        self.register_theme(theme.textual_theme())
+        self.theme = "ftdash"
+        if theme.GLYPHS.ascii:
+            self.add_class("-ascii")
+
+    def compose(self) -> ComposeResult:
+        yield TabBar()
+        yield Horizontal(id="body")
+        yield HintBar()
+
+    async def on_mount(self) -> None:
+        self.query_one(TabBar).show(active=self.active, place=socket.gethostname())
+        await self._show_panes()
+        self.watch(self.screen, "focused", self._focus_moved, init=False)
+        self.call_after_refresh(self._after_first_paint)
+
+    def _after_first_paint(self) -> None:
+        # What lives now lives long: keeping it out of later collections halves the slowest key presses.
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        if self._first_run is not None:
+            self.follow(self._first_run)
+        threading.Thread(target=self._look_for_runs, name="run-finder", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        self._ended.set()
+        if self.feed is not None:
+            self.feed.close()
+
+    # Panes
+
+    @property
+    def wide(self) -> bool:
+        return self.size.width >= WIDE
+
+    def visible_panes(self) -> tuple[str, ...]:
+        """Names of the panes on the screen, in their order."""
+        if not self.wide:
+            return (self.active,)
+        return tuple(sorted((self.active, PAIRS[self.active]), key=ORDER.index))
+
+    async def _show_panes(self) -> None:
+        body, wanted = self.query_one("#body"), self.visible_panes()
+        for name in wanted:
+            if name not in self.panes:
+                self.panes[name] = make_pane(name)
+                after = [
+                    other for other in self.panes if other != name and ORDER.index(other) < ORDER.index(name)
+                ]
+                if after:
+                    await body.mount(self.panes[name], after=self.panes[max(after, key=ORDER.index)])
+                else:
+                    await body.mount(self.panes[name], before=0 if body.children else None)
+        for name, pane in self.panes.items():
+            shown = name in wanted
+            if pane.display != shown:
+                pane.display = shown
+            if shown:
+                self.show_newest(pane)
+        self.query_one(TabBar).show(active=self.active)
+        if self.feed is not None:
+            self.feed.watch(any(name != "plan" for name in wanted))
+        self._focus_active()
+
+    def _focus_active(self) -> None:
+        pane = self.panes[self.active]
+        focused = self.screen.focused
+        if focused is None or pane not in focused.ancestors:
+            target = pane.first_focus()
+            if target is not None:
+                target.focus(scroll_visible=False)
+        self._focus_moved()
+
+    async def action_pane(self, name: str) -> None:
+        if len(self.screen_stack) > 1:
+            return
+        self.active = name
+        await self._show_panes()
+
+    @on(TabBar.Picked)
+    async def _tab_picked(self, event: TabBar.Picked) -> None:
+        await self.action_pane(event.pane)
+
+    async def on_resize(self) -> None:
+        if self.panes and set(self.visible_panes()) != {n for n, pane in self.panes.items() if pane.display}:
+            await self._show_panes()
+
+    def _focus_moved(self) -> None:
+        focused = self.screen.focused
+        hints = [getattr(focused, "HINTS", "")] if focused is not None else []
+        for widget in focused.ancestors if focused is not None else ():
+            if isinstance(widget, Pane):
+                hints.append(widget.HINTS)
+                name = widget.id
+                if name in ORDER and name != self.active:
+                    self.active = name
+                    self.query_one(TabBar).show(active=name)
+        self.query_one(HintBar).show("  ".join(filter(None, hints)))
+
+    # The watched run
+
+    def follow(self, run: RunDir) -> None:
+        """Watch this run from now on."""
+        if self.feed is not None:
+            self.feed.close()
+        self.feed = RunFeed(run, lambda: self.post_message(RunUpdated()))
+        self.feed.watch(any(name != "plan" for name in self.visible_panes()))
+        self.feed.start()
+
+    @on(RunUpdated)
+    def _run_updated(self) -> None:
+        if self.feed is None:
+            return
+        self.feed.take()
+        for name in self.visible_panes():
+            if name in self.panes:
+                self.show_newest(self.panes[name])
+
+    def show_newest(self, pane: Pane) -> None:
+        """Hand the newest state to one pane."""
+        if self.feed is not None and pane.is_mounted:
+            pane.show_run(self.feed.peek(), self.feed.trouble)
+
+    @on(RunChosen)
+    async def _run_chosen(self, event: RunChosen) -> None:
+        self.follow(event.run)
+        if event.pane:
+            await self.action_pane(event.pane)
+
+    @on(PlanHandedOver)
+    async def _plan_handed_over(self, event: PlanHandedOver) -> None:
+        await self.action_pane("launch")
+        self.panes["launch"].take_plan(event.plan)  # type: ignore[attr-defined]
+
+    def _look_for_runs(self) -> None:
+        """In a thread: counts live runs for the tab, and offers the newest run when none is watched."""
+        while not self._ended.is_set():
+            live: list[RunDir] = []
+            newest: RunDir | None = None
+            try:
+                runs = list_runs(self.runs_root)
+            except RunError:
+                runs = []
+            for run in reversed(runs[-LIVE_RUNS_LOOKED_AT:]):
+                try:
+                    manifest = run.read_manifest()
+                except RunError:
+                    continue
+                newest = newest or run
+                if manifest.state in ("starting", "running"):
+                    live.append(run)
+            if self._ended.is_set():
+                return
+            with contextlib.suppress(RuntimeError):
+                self.call_from_thread(self._runs_seen, live, newest)
+            self._ended.wait(LIVE_EVERY_S)
+
+    def _runs_seen(self, live: list[RunDir], newest: RunDir | None) -> None:
+        self.query_one(TabBar).show(monitor=f"{theme.GLYPHS.live}{len(live)}" if live else "")
+        if self.feed is None and (found := live[0] if live else newest) is not None:
+            self.follow(found)
+
+    # Above a pane
+
+    def notice(self, sentence: str, *, severity: str = "information") -> None:
+        """One line that goes away by itself. The text may be anybody's: it is never markup."""
+        self.notify(
+            fmt.clean(sentence),
+            severity=severity,  # type: ignore[arg-type]
+            timeout=6,
+            markup=False,
+        )
+
+    def ask(
+        self,
+        label: str,
+        value: str,
+        on_submit: Callable[[str], None],
+        on_change: Callable[[str], None] | None = None,
+    ) -> None:
+        """A one-line question in the footer's place; esc gives the old value back to `on_change`."""
+        from ftdash.tui.widgets.prompt import Prompt
+
+        for old in self.query(Prompt):
+            old.remove()
+        self.screen.mount(Prompt(label, value, on_submit, on_change, back_to=self.screen.focused))
+
+    def action_find(self) -> None:
+        target = self.panes[self.active].needle_target() if self.active in self.panes else None
+        if target is None or len(self.screen_stack) > 1:
+            return
+        set_needle: Callable[[str], None] = target.set_needle  # type: ignore[attr-defined]
+        self.ask("/", getattr(target, "needle", ""), set_needle, set_needle)
+
+    def action_help(self) -> None:
+        from ftdash.tui.panes.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.screen.focused, self.panes.get(self.active), self.screen))
+
+    def action_runs(self) -> None:
+        from ftdash.tui.panes.runs import RunsScreen
+
+        if len(self.screen_stack) == 1:
+            self.push_screen(RunsScreen(self.runs_root))
+
+    def action_leave(self) -> None:
+        pane = self.panes.get(self.active)
+        target = pane.first_focus() if pane is not None else None
+        if target is not None and len(self.screen_stack) == 1:
+            target.focus()
+
+    def get_system_commands(self, screen: Screen) -> Iterable[SystemCommand]:
+        for number, name in enumerate(ORDER, 1):
+            yield SystemCommand(
+                f"{number} {name.title()}",
+                f"Go to the {name} pane",
+                lambda n=name: self.call_later(self.action_pane, n),
+            )
+        yield SystemCommand("Runs", "Choose a run to watch", self.action_runs)
+        yield SystemCommand("Help", "Keys of what has the focus", self.action_help)
+        yield SystemCommand(
+            "Screenshot", "Save the screen as SVG", lambda: self.notice(self.save_screenshot())
+        )
+        yield SystemCommand("Quit", "Leave ftdash; runs go on", self.exit)
+
+
+def focus_help(widget: Widget | None) -> str:
+    """The help text of a widget, or of the closest one around it that has any."""
+    for candidate in [widget, *widget.ancestors] if widget is not None else []:
+        if isinstance(candidate, Pane):
+            return ""
+        if text := getattr(candidate, "HELP", ""):
+            return text if isinstance(text, str) else ""
+    return ""

@@ -1,0 +1,179 @@
+"""The Monitor pane: the run in one glance, its ranks, its curves, its experts, its alerts."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Container
+from textual.widget import Widget
+
+from ftdash.monitor.state import RunState
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.panes.base import Pane
+from ftdash.tui.panes.rank import RankScreen
+from ftdash.tui.widgets.alerts import AlertList
+from ftdash.tui.widgets.chart import BrailleChart
+from ftdash.tui.widgets.gpu_strip import GpuStrip
+from ftdash.tui.widgets.grid import Grid
+from ftdash.tui.widgets.heatmap import ExpertHeatmap
+from ftdash.tui.widgets.node_grid import NodeGrid
+from ftdash.tui.widgets.overview import Overview, on_cpu, promise
+from ftdash.tui.widgets.rank_table import RankTable
+
+MANY_RANKS = 64  # from here on the node grid comes first
+
+
+class MonitorPane(Pane):
+    TITLE = "Monitor"
+    HELP = (
+        "d or D dumps the stacks of the rank under the cursor and shows them; enter opens the rank.\n"
+        "x cycles the large part: all, ranks, experts, curves. a acknowledges an alert.\n"
+        "R chooses another run. Closing ftdash never ends a run."
+    )
+    HINTS = "d dump stacks  enter rank  x enlarge  R runs"
+
+    BINDINGS: ClassVar = [
+        Binding("d,D", "dump", "Dump stacks of the rank", show=False),
+        Binding("x", "enlarge", "Enlarge a part", show=False),
+    ]
+    PARTS: ClassVar = ("", "-only-ranks", "-only-experts", "-only-curves")
+
+    def __init__(self) -> None:
+        super().__init__(id="monitor")
+        self._enlarged = 0
+        self._heights: tuple[int, ...] = ()
+
+    def compose(self) -> ComposeResult:
+        yield Overview()
+        with Container(id="monitor-parts"):
+            with Container(id="monitor-main"):
+                yield NodeGrid(id="nodes")
+                yield RankTable(id="ranks")
+                yield GpuStrip(id="gpus")
+                yield ExpertHeatmap(id="experts")
+            with Container(id="monitor-side"):
+                yield BrailleChart("Tokens/s", fmt.rate, id="speed")
+                yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss")
+                yield BrailleChart("Memory GB", fmt.gb, style=theme.VIOLET, id="memory")
+                yield AlertList(id="alerts")
+
+    def on_mount(self) -> None:
+        self.query_one(NodeGrid).display = False
+        self.query_one(GpuStrip).display = False
+        self.query_one(AlertList).show(())
+
+    def first_focus(self) -> Widget:
+        return self.query_one(RankTable)
+
+    def needle_target(self) -> Widget:
+        return self.query_one(RankTable)
+
+    def show_run(self, state: RunState | None, trouble: str) -> None:
+        self.query_one(Overview).show(state, trouble)
+        if state is None:
+            return
+        many = len(state.ranks) > MANY_RANKS
+        nodes, table, gpus = self.query_one(NodeGrid), self.query_one(RankTable), self.query_one(GpuStrip)
+        heat = self.query_one(ExpertHeatmap)
+        nodes.display = many
+        gpus.display = bool(state.gpus) and not many
+        heat.display = bool(state.experts)
+        self._share_height(state, many)
+        if many:
+            nodes.show(state.ranks, state.alerts)
+        table.show(state.ranks, state.alerts)
+        gpus.show(state.gpus)
+        heat.show(state.experts, next((r.aux_loss for r in state.ranks if r.aux_loss is not None), None))
+        self._show_curves(state)
+        self.query_one(AlertList).show(state.alerts, state.notices)
+
+    def _show_curves(self, state: RunState) -> None:
+        said = None if on_cpu(state) else promise(state)
+        speed_plan = said.tokens_per_s if said else None
+        words = fmt.rate(state.tokens_per_s)
+        if speed_plan:
+            words += f"  plan {theme.GLYPHS.dash} {fmt.rate(speed_plan)}"
+        points = state.points
+        self.query_one("#speed", BrailleChart).show(
+            [point.tokens_per_s for point in points], plan=speed_plan, caption=words
+        )
+        self.query_one("#loss", BrailleChart).show(
+            [point.loss for point in points], caption=fmt.loss(state.loss)
+        )
+        memory = [None if point.memory_used is None else float(point.memory_used) for point in points]
+        planned = said.memory if said else None
+        last = memory[-1] if memory else None
+        self.query_one("#memory", BrailleChart).show(
+            memory, plan=planned, caption=f"largest rank {fmt.gb(last)}"
+        )
+
+    def _share_height(self, state: RunState, many: bool) -> None:
+        """Small tables and maps take what they need; large ones share the rest."""
+        room = self.query_one("#monitor-main").size.height
+        table, heat, nodes = (
+            self.query_one(RankTable),
+            self.query_one(ExpertHeatmap),
+            self.query_one(NodeGrid),
+        )
+        wanted = len(state.ranks) + 3
+        layers = len(state.experts) + 2 if state.experts else 0
+        gpu_lines = self.query_one(GpuStrip).lines_for(state.gpus, self.size.width) + 2 if state.gpus else 0
+        heights = (room, wanted if not many else 0, layers, gpu_lines)
+        if heights == self._heights or not room:
+            return
+        self._heights = heights
+        if many:
+            per_line = nodes.per_line(max(20, nodes.size.width)) if nodes.nodes else 4
+            hosts = len({rank.host for rank in state.ranks})
+            nodes.styles.height = min(-(-hosts // per_line) + 2, max(6, room // 2))
+            table.styles.height = "1fr"
+            heat.styles.height = min(layers, max(6, room // 3))
+            return
+        gpus = min(gpu_lines, max(3, room // 4)) if gpu_lines else 0
+        self.query_one(GpuStrip).styles.height = gpus
+        left = room - gpus
+        if not layers:
+            table.styles.height = "1fr"
+        elif wanted + layers <= left or wanted <= left // 2:
+            table.styles.height = wanted
+            heat.styles.height = "1fr"
+        else:
+            table.styles.height = max(5, left - min(layers, left // 2))
+            heat.styles.height = "1fr"
+
+    def fitted(self) -> None:
+        self._heights = ()
+        self.call_after_refresh(self.cockpit.show_newest, self)
+
+    def action_enlarge(self) -> None:
+        self.remove_class(*filter(None, self.PARTS))
+        self._enlarged = (self._enlarged + 1) % len(self.PARTS)
+        if self.PARTS[self._enlarged]:
+            self.add_class(self.PARTS[self._enlarged])
+        self._heights = ()
+        self.call_after_refresh(self.cockpit.show_newest, self)
+
+    def action_dump(self) -> None:
+        self._open_rank(dump=True)
+
+    @on(Grid.Selected, "#ranks")
+    def _rank_opened(self) -> None:
+        self._open_rank(dump=False)
+
+    def _open_rank(self, *, dump: bool) -> None:
+        rank = self.query_one(RankTable).selected_rank()
+        feed = self.cockpit.feed
+        if rank is None or feed is None:
+            self.cockpit.notice("no rank under the cursor yet")
+            return
+        self.app.push_screen(RankScreen(feed.run, rank, dump=dump))
+
+    @on(NodeGrid.Chosen)
+    def _node_chosen(self, event: NodeGrid.Chosen) -> None:
+        table = self.query_one(RankTable)
+        table.set_needle("" if table.needle == event.host else event.host)
+        table.focus()

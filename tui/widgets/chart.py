@@ -1,0 +1,170 @@
+"""A line chart in braille dots: one or two bounded series and an optional planned level."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.style import Style
+
+from ftdash.tui import theme
+from ftdash.tui.format import fit
+from ftdash.tui.widgets.lines import Line, LineWidget
+
+DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+LABEL_WIDTH = 8
+
+
+def resample(values: Sequence[float | None], columns: int) -> list[float | None]:
+    """`values` as `columns` means of equal stretches; None where a stretch holds no finite value."""
+    if not values or columns <= 0:
+        return []
+    if len(values) <= columns:
+        return [value if value is not None and math.isfinite(value) else None for value in values]
+    result: list[float | None] = []
+    for column in range(columns):
+        stretch = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        finite = [value for value in stretch if value is not None and math.isfinite(value)]
+        result.append(sum(finite) / len(finite) if finite else None)
+    return result
+
+
+def bounds(series: Iterable[Iterable[float | None]], plan: float | None) -> tuple[float, float] | None:
+    """Lowest and highest finite value, the planned level included; None without any."""
+    finite = [value for values in series for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return None
+    if plan is not None and math.isfinite(plan):
+        finite.append(plan)
+    low, high = min(finite), max(finite)
+    if high - low < 1e-9 * max(1.0, abs(high)):
+        pad = abs(high) * 0.1 or 1.0
+        return low - pad, high + pad
+    return low, high
+
+
+class Canvas:
+    """Dots in a field of character cells, each cell owned by the last series that touched it."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self.dots = [[0] * width for _ in range(height)]
+        self.owner = [[-1] * width for _ in range(height)]
+
+    def set(self, x: int, y: int, owner: int) -> None:
+        """Set the dot at (x, y), in dots, origin top left."""
+        row, column = y >> 2, x >> 1
+        self.dots[row][column] |= DOTS[y & 3][x & 1]
+        self.owner[row][column] = owner
+
+    def curve(self, values: Sequence[float | None], low: float, high: float, owner: int) -> None:
+        """A curve, right-aligned, joined over neighbouring points."""
+        rows = self.height * 4 - 1
+        shift = self.width * 2 - len(values)
+        previous: int | None = None
+        for index, value in enumerate(values):
+            if value is None:
+                previous = None
+                continue
+            y = rows - round((value - low) / (high - low) * rows)
+            start = y if previous is None else previous
+            for dot in range(min(start, y), max(start, y) + 1):
+                self.set(index + shift, dot, owner)
+            previous = y
+
+    def level(self, value: float, low: float, high: float, owner: int) -> None:
+        """A dashed horizontal line, under what was drawn before."""
+        rows = self.height * 4 - 1
+        y = rows - round((value - low) / (high - low) * rows)
+        for x in range(0, self.width * 2, 4):
+            if self.owner[y >> 2][x >> 1] < 0:
+                self.set(x, y, owner)
+
+    def rows(self, styles: Sequence[Style], ascii_only: bool) -> list[Line]:
+        """The field as lines; neighbouring cells of one series share a part."""
+        lines: list[Line] = []
+        for dots, owners in zip(self.dots, self.owner, strict=True):
+            parts: list[tuple[str, Style]] = []
+            text, current = "", -1
+            for bits, owner in zip(dots, owners, strict=True):
+                char = (
+                    " "
+                    if not bits
+                    else (("*", "+", "-")[min(owner, 2)] if ascii_only else chr(0x2800 + bits))
+                )
+                if owner != current and bits and text:
+                    parts.append((text, styles[max(current, 0)]))
+                    text = ""
+                if bits:
+                    current = owner
+                text += char
+            parts.append((text, styles[max(current, 0)]))
+            lines.append(tuple(parts))
+        return lines
+
+
+class BrailleChart(LineWidget):
+    """The newest values at the right edge; axis figures at the right; the planned level dashed."""
+
+    HELP = "The newest value stands at the right; the dashed line is what the plan predicted."
+
+    def __init__(
+        self,
+        title: str,
+        fmt: Callable[[float | None], str],
+        *,
+        limit: int = 2000,
+        style: Style = theme.ACCENT,
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.title = title
+        self.fmt = fmt
+        self.style = style
+        self.values: deque[float | None] = deque(maxlen=limit)
+        self.other: deque[float | None] = deque(maxlen=limit)
+        self.plan: float | None = None
+        self.caption = ""
+        self.border_title = title
+
+    def show(
+        self,
+        values: Iterable[float | None],
+        *,
+        other: Iterable[float | None] = (),
+        plan: float | None = None,
+        caption: str = "",
+    ) -> None:
+        """Replace what is shown; `caption` stands beside the title."""
+        self.values.clear()
+        self.values.extend(values)
+        self.other.clear()
+        self.other.extend(other)
+        self.plan = plan
+        title = f"{self.title}  {caption}" if caption else self.title
+        if title != self.caption:
+            self.caption = title
+            self.border_title = title
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        field = width - LABEL_WIDTH - 1
+        if field < 4 or height < 1:
+            return [((fit(self.fmt(self.values[-1] if self.values else None), width), theme.TEXT),)]
+        first, second = resample(list(self.values), field * 2), resample(list(self.other), field * 2)
+        limits = bounds((first, second), self.plan)
+        if limits is None:
+            return [(("waiting for the first step", theme.DIM),)]
+        low, high = limits
+        canvas = Canvas(field, height)
+        canvas.curve(second, low, high, 1)
+        canvas.curve(first, low, high, 0)
+        if self.plan is not None and math.isfinite(self.plan):
+            canvas.level(self.plan, low, high, 2)
+        rows = canvas.rows((self.style, theme.VIOLET, theme.DIM), theme.GLYPHS.ascii)
+        labels = {0: self.fmt(high), height - 1: self.fmt(low)} if height > 1 else {0: self.fmt(first[-1])}
+        return [
+            (*row, (" " + fit(labels.get(index, ""), LABEL_WIDTH, right=True), theme.DIM))
+            for index, row in enumerate(rows)
+        ]

@@ -1,0 +1,265 @@
+"""The expert heat map: layers down, experts across, each cell the load over the ideal (mean) load.
+
+Too large for the screen, it shows the loudest of neighbouring cells; zoomed in, one cell an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding
+
+from ftdash.monitor.state import ExpertLayer
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.widgets.lines import Line, LineWidget, Part
+
+DEAD = 0.02  # below this share of the ideal load an expert counts as dead
+HOT = 3.0
+STEPS = (0.25, 0.6, 0.9, 1.15, 1.6, 2.2, HOT)  # upper edges of the shades; above the last one: hot
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One expert: its layer, its number, its tokens and their ratio to the layer's mean."""
+
+    layer: int
+    expert: int
+    tokens: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSummary:
+    """What the whole map says: worst imbalance, dead experts, hottest and coldest."""
+
+    imbalance: float
+    dead: int
+    experts: int
+    hottest: tuple[Load, ...]
+    coldest: tuple[Load, ...]
+
+
+def ratios(layer: ExpertLayer) -> list[float]:
+    """Load over ideal of each expert; zeros for a layer without tokens."""
+    total = sum(layer.counts)
+    return (
+        [count * len(layer.counts) / total for count in layer.counts] if total else [0.0] * len(layer.counts)
+    )
+
+
+def summarise(layers: Sequence[ExpertLayer], top: int = 5) -> ExpertSummary:
+    """Top and bottom experts over all layers that saw tokens."""
+    loads = [
+        Load(layer.layer, expert, layer.counts[expert], ratio)
+        for layer in layers
+        if sum(layer.counts)
+        for expert, ratio in enumerate(ratios(layer))
+    ]
+    ordered = sorted(loads, key=lambda load: load.ratio)
+    return ExpertSummary(
+        imbalance=ordered[-1].ratio if ordered else 0.0,
+        dead=sum(1 for load in loads if load.ratio < DEAD),
+        experts=len(loads),
+        hottest=tuple(reversed(ordered[-top:])),
+        coldest=tuple(ordered[:top]),
+    )
+
+
+def pooled(values: Sequence[float], columns: int) -> list[float]:
+    """At most `columns` values: of each stretch the one farthest from the ideal 1."""
+    if len(values) <= columns:
+        return list(values)
+    result = []
+    for column in range(columns):
+        stretch = values[column * len(values) // columns : (column + 1) * len(values) // columns]
+        result.append(max(stretch, key=lambda ratio: max(ratio, 1 / max(ratio, 1e-3))))
+    return result
+
+
+def shade(ratio: float) -> Part:
+    """The cell of one ratio: a height and a colour; dead experts are a letter, not a colour alone."""
+    if ratio < DEAD:
+        return ("x" if theme.GLYPHS.ascii else theme.GLYPHS.times), theme.BAD
+    level = next((index for index, edge in enumerate(STEPS) if ratio < edge), len(STEPS))
+    return theme.GLYPHS.levels[min(level + 1, 8)], theme.HEAT_STYLES[min(level, len(theme.HEAT_STYLES) - 1)]
+
+
+class ExpertHeatmap(LineWidget, can_focus=True):
+    """Layers × experts, load over ideal."""
+
+    HELP = (
+        "Each cell is one expert: its tokens over the layer's mean (1.0 is even).\n"
+        "The taller and warmer, the hotter; × is dead: below 2 % of its share.\n"
+        "arrows move, z zooms between the whole map and one cell an expert, t lists top and bottom."
+    )
+    HINTS = "arrows move  z zoom  t top and bottom"
+
+    BINDINGS: ClassVar = [
+        Binding("left,h", "move(0,-1)", "Left", show=False),
+        Binding("right,l", "move(0,1)", "Right", show=False),
+        Binding("up,k", "move(-1,0)", "Up", show=False),
+        Binding("down,j", "move(1,0)", "Down", show=False),
+        Binding("home", "edge(0)", "First", show=False),
+        Binding("end", "edge(1)", "Last", show=False),
+        Binding("z,enter", "zoom", "Zoom", show=False),
+        Binding("t", "extremes", "Top and bottom", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.loads: tuple[ExpertLayer, ...] = ()
+        self.aux_loss: float | None = None
+        self.zoomed = False
+        self.extremes = False
+        self.row = self.column = 0
+        self._ratios: list[list[float]] = []
+        self.border_title = "Experts: load over ideal"
+
+    def show(self, layers: tuple[ExpertLayer, ...], aux_loss: float | None = None) -> None:
+        if layers is self.loads and aux_loss == self.aux_loss:
+            return
+        self.loads, self.aux_loss = layers, aux_loss
+        self._ratios = [ratios(layer) for layer in layers]
+        self.row = min(self.row, max(0, len(layers) - 1))
+        self._retitle()
+        self.redraw()
+
+    def _retitle(self) -> None:
+        if not self.loads:
+            title = "Experts"
+        else:
+            summary = summarise(self.loads, 1)
+            words = [f"Experts: load over ideal, layers ↓ experts →  imbalance {summary.imbalance:.1f}"]
+            words.append(f"dead {summary.dead} of {summary.experts:,}")
+            if summary.hottest and summary.imbalance > 1.6:
+                hot = summary.hottest[0]
+                words.append(f"hot L{hot.layer}/E{hot.expert} {hot.ratio:.1f}{theme.GLYPHS.times}")
+            if self.aux_loss is not None:
+                words.append(f"aux {fmt.loss(self.aux_loss)}")
+            title = "  ".join(words)
+            if theme.GLYPHS.ascii:
+                title = title.replace("↓", "down").replace("→", "across")
+        if title != self.border_title:
+            self.border_title = title
+        subtitle = self._cell_words() if self.has_focus and self.loads else ""
+        if subtitle != (self.border_subtitle or ""):
+            self.border_subtitle = subtitle
+
+    def _cell_words(self) -> str:
+        layer = self.loads[self.row]
+        expert = min(self.column, len(layer.counts) - 1)
+        ratio = self._ratios[self.row][expert]
+        words = f"{ratio:.2f}{theme.GLYPHS.times} ideal, {layer.counts[expert]:,} tokens"
+        return f"L{layer.layer} E{expert}: {words}"
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if not self.loads:
+            return [(("no experts: a dense model, or no counts yet", theme.DIM),)]
+        if self.extremes:
+            return self._extreme_lines(width, height)
+        gutter = len(f"L{self.loads[-1].layer}") + 1
+        field = max(1, width - gutter)
+        experts = max(len(row) for row in self._ratios)
+        stretch = 1
+        if not self.zoomed and experts * 2 <= field:
+            stretch = min(4, field // experts)
+        per_cell = 1 if self.zoomed else max(1, -(-experts // field))
+        per_line = 1 if self.zoomed else max(1, -(-len(self.loads) // max(1, height)))
+        left = self._window(self.column, field // stretch, experts) if self.zoomed else 0
+        top = self._window(self.row, height, len(self.loads)) if self.zoomed else 0
+        lines: list[Line] = []
+        for first in range(top, len(self.loads), per_line):
+            if len(lines) >= height:
+                break
+            members = range(first, min(first + per_line, len(self.loads)))
+            values = [self._loudest(members, expert) for expert in range(experts)]
+            shown = values[left : left + field] if self.zoomed else pooled(values, -(-experts // per_cell))
+            focus = self._focus_cell(members, left, len(shown), experts)
+            label = fmt.fit(f"L{self.loads[first].layer}", gutter)
+            lines.append(((label, theme.DIM), *self._cells(shown, stretch, focus)))
+        return lines
+
+    def _loudest(self, members: range, expert: int) -> float:
+        column = [self._ratios[row][expert] for row in members if expert < len(self._ratios[row])]
+        return pooled(column, 1)[0] if column else 1.0
+
+    def _focus_cell(self, members: range, left: int, shown: int, experts: int) -> int:
+        if not self.has_focus or self.row not in members:
+            return -1
+        return self.column - left if self.zoomed else self.column * shown // experts
+
+    @staticmethod
+    def _cells(values: Sequence[float], stretch: int, focus: int) -> list[Part]:
+        parts: list[Part] = []
+        for index, ratio in enumerate(values):
+            char, style = shade(ratio)
+            text = char * stretch if stretch < 3 else char * (stretch - 1) + " "
+            if index == focus:
+                parts.append((text, style + Style(reverse=True)))
+            elif parts and parts[-1][1] == style:
+                parts[-1] = (parts[-1][0] + text, style)
+            else:
+                parts.append((text, style))
+        return parts
+
+    @staticmethod
+    def _window(position: int, room: int, total: int) -> int:
+        return max(0, min(position - room // 2, total - room))
+
+    def _extreme_lines(self, width: int, height: int) -> list[Line]:
+        summary = summarise(self.loads, max(1, height - 1))
+        half = max(20, width // 2)
+        head: Line = ((fmt.fit("hottest", half), theme.DIM), ("coldest", theme.DIM))
+        lines: list[Line] = [head]
+        for hot, cold in zip(summary.hottest, summary.coldest, strict=True):
+            lines.append((*self._load_parts(hot, half), *self._load_parts(cold, half)))
+        return lines
+
+    @staticmethod
+    def _load_parts(load: Load, width: int) -> tuple[Part, ...]:
+        char, style = shade(load.ratio)
+        name = fmt.fit(f"L{load.layer}/E{load.expert}", 10)
+        text = fmt.fit(f"{load.ratio:5.2f}{theme.GLYPHS.times}  {load.tokens:,} tokens", width - 12)
+        return ((char + " ", style), (name, theme.TEXT), (text, theme.TEXT))
+
+    def action_move(self, rows: int, columns: int) -> None:
+        if self.loads:
+            self.row = max(0, min(self.row + rows, len(self.loads) - 1))
+            self.column = max(0, min(self.column + columns, len(self.loads[self.row].counts) - 1))
+            self._retitle()
+            self.redraw()
+
+    def action_edge(self, end: int) -> None:
+        if self.loads:
+            self.action_move(0, len(self.loads[self.row].counts) * (1 if end else -1))
+
+    def action_zoom(self) -> None:
+        self.zoomed, self.extremes = not self.zoomed, False
+        self.redraw()
+
+    def action_extremes(self) -> None:
+        self.extremes = not self.extremes
+        self.redraw()
+
+    def on_focus(self) -> None:
+        self._retitle()
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self._retitle()
+        self.redraw()
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        if self.zoomed:
+            event.stop()
+            self.action_move(3, 0)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        if self.zoomed:
+            event.stop()
+            self.action_move(-3, 0)

@@ -1,0 +1,158 @@
+"""The node grid: a thousand ranks on one screen, one cell a rank, grouped by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from rich.style import Style
+from textual import events
+from textual.binding import Binding
+from textual.message import Message
+
+from ftdash.monitor.state import Alert, RankPhase, RankState
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.widgets.lines import Line, LineWidget, Part
+from ftdash.tui.widgets.rank_table import Medians, is_slow
+
+NAME_WIDTH = 10
+
+
+def look(rank: RankState, medians: Medians, alerted: set[int]) -> Part:
+    """The cell of one rank; every condition has a symbol of its own."""
+    glyphs = theme.GLYPHS
+    if rank.state is RankPhase.DEAD or (rank.gpu is not None and rank.gpu.state != "ok"):
+        return glyphs.no, theme.BAD
+    if rank.state is RankPhase.STALLED:
+        return ("=" if glyphs.ascii else "‖"), theme.BAD
+    if rank.rank in alerted or is_slow(rank, medians):
+        return glyphs.tight, theme.WARN
+    if rank.state is RankPhase.DATA:
+        return glyphs.waiting, theme.WARN
+    if rank.state in (RankPhase.SAVING, RankPhase.EVALUATING):
+        return glyphs.waiting, theme.VIOLET
+    if rank.state is RankPhase.STARTING:
+        return glyphs.idle, theme.DIM
+    if rank.state is RankPhase.FINISHED:
+        return glyphs.gpu, theme.DIM
+    return glyphs.gpu, theme.OK
+
+
+class NodeGrid(LineWidget, can_focus=True):
+    """One cell a rank; Enter shows the ranks of a node in the table."""
+
+    HELP = (
+        "One cell a rank, grouped by node: ■ works, ▲ slow or alerted, ✗ dead or GPU lost, ‖ stalled,\n"
+        "◐ waits for data or saves, ○ starts. arrows choose a node, enter filters the table to it."
+    )
+    HINTS = "arrows choose a node  enter show its ranks"
+
+    BINDINGS: ClassVar = [
+        Binding("left,h", "move(-1)", "Left", show=False),
+        Binding("right,l", "move(1)", "Right", show=False),
+        Binding("up,k", "row(-1)", "Up", show=False),
+        Binding("down,j", "row(1)", "Down", show=False),
+        Binding("enter", "choose", "Choose", show=False),
+    ]
+
+    class Chosen(Message):
+        """A node was picked."""
+
+        def __init__(self, host: str) -> None:
+            super().__init__()
+            self.host = host
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.nodes: list[tuple[str, list[RankState]]] = []
+        self.medians = Medians.of(())
+        self.alerted: set[int] = set()
+        self.cursor = 0
+        self.border_title = "Nodes"
+
+    def show(self, ranks: Sequence[RankState], alerts: Sequence[Alert] = ()) -> None:
+        nodes: dict[str, list[RankState]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank.host or "?", []).append(rank)
+        self.nodes = list(nodes.items())
+        self.medians = Medians.of(ranks)
+        self.alerted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
+        self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
+        ill = sum(1 for rank in ranks if look(rank, self.medians, self.alerted)[1] in (theme.BAD, theme.WARN))
+        title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"
+        if title != self.border_title:
+            self.border_title = title
+        self.redraw()
+
+    def per_line(self, width: int) -> int:
+        """Nodes beside each other in `width` cells."""
+        most = max((len(ranks) for _, ranks in self.nodes), default=1)
+        return max(1, width // (NAME_WIDTH + 1 + min(most, width - NAME_WIDTH) + 2))
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if not self.nodes:
+            return [(("no ranks yet", theme.DIM),)]
+        per_line = self.per_line(width)
+        most = min(max(len(ranks) for _, ranks in self.nodes), width - NAME_WIDTH - 3)
+        first_line = max(0, self.cursor // per_line - height + 1)
+        lines: list[Line] = []
+        for start in range(first_line * per_line, len(self.nodes), per_line):
+            parts: list[Part] = []
+            for index in range(start, min(start + per_line, len(self.nodes))):
+                host, ranks = self.nodes[index]
+                chosen = self.has_focus and index == self.cursor
+                name = fmt.fit(_tail(fmt.clean(host), NAME_WIDTH), NAME_WIDTH)
+                parts.append((name, theme.DIM + Style(reverse=True) if chosen else theme.DIM))
+                parts.append((" ", theme.DIM))
+                parts += _joined(look(rank, self.medians, self.alerted) for rank in ranks[:most])
+                parts.append((" " * (most - min(most, len(ranks)) + 2), theme.DIM))
+            lines.append(tuple(parts))
+        return lines
+
+    def action_move(self, by: int) -> None:
+        self.cursor = max(0, min(self.cursor + by, len(self.nodes) - 1))
+        self.redraw()
+
+    def action_row(self, by: int) -> None:
+        self.action_move(by * self.per_line(self.size.width))
+
+    def action_choose(self) -> None:
+        if self.nodes:
+            self.post_message(self.Chosen(self.nodes[self.cursor][0]))
+
+    def on_focus(self) -> None:
+        self.redraw()
+
+    def on_blur(self) -> None:
+        self.redraw()
+
+    def on_click(self, event: events.Click) -> None:
+        offset = event.get_content_offset(self)
+        if offset is None or not self.nodes:
+            return
+        per_line = self.per_line(self.size.width)
+        block = self.size.width // per_line
+        first_line = max(0, self.cursor // per_line - self.size.height + 1)
+        index = (first_line + offset.y) * per_line + min(per_line - 1, offset.x // max(1, block))
+        if index < len(self.nodes):
+            self.cursor = index
+            self.redraw()
+            if event.chain > 1:
+                self.action_choose()
+
+
+def _tail(name: str, width: int) -> str:
+    """The end of a host name, where the number stands."""
+    short = name.split(".")[0]
+    return short if len(short) <= width else "…" + short[-(width - 1) :]
+
+
+def _joined(cells: Iterable[Part]) -> list[Part]:
+    parts: list[Part] = []
+    for char, style in cells:
+        if parts and parts[-1][1] == style:
+            parts[-1] = (parts[-1][0] + char, style)
+        else:
+            parts.append((char, style))
+    return parts

@@ -1,0 +1,144 @@
+"""The overview line of a run: state, step, loss, speed, time left, and how it stands to its plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.style import Style
+
+from ftdash.monitor.state import RunPhase, RunState
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.widgets.lines import Line, LineWidget, Part
+
+PHASE_LOOK: dict[RunPhase, tuple[str, Style]] = {
+    RunPhase.STARTING: (theme.GLYPHS.waiting, theme.ACCENT),
+    RunPhase.RUNNING: (theme.GLYPHS.live, theme.OK),
+    RunPhase.STALLED: (theme.GLYPHS.stalled, theme.BAD),
+    RunPhase.FINISHED: (theme.GLYPHS.done, theme.OK),
+    RunPhase.FAILED: (theme.GLYPHS.no, theme.BAD),
+    RunPhase.STOPPED: (theme.GLYPHS.idle, theme.WARN),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What the plan promised, where it did: bytes on a device, tokens/s of the whole run."""
+
+    memory: float | None = None
+    tokens_per_s: float | None = None
+
+
+def promise(state: RunState) -> Promise:
+    """The stored prediction's device bytes and tokens/s over all ranks; empty for a run without a plan."""
+    stored = state.manifest.predicted or {}
+    per_gpu = _number(stored, "time", "tokens_per_s_per_gpu")
+    return Promise(
+        memory=_number(stored, "memory", "device"),
+        tokens_per_s=None if per_gpu is None else per_gpu * max(1, state.manifest.world_size),
+    )
+
+
+def _number(stored: dict[str, Any], section: str, key: str) -> float | None:
+    part = stored.get(section)
+    value = part.get(key) if isinstance(part, dict) else None
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def on_cpu(state: RunState) -> bool:
+    """True for a rehearsal on the CPU, where a prediction for GPUs promises nothing."""
+    return bool(state.ranks) and all(rank.device.startswith("cpu") for rank in state.ranks)
+
+
+class Overview(LineWidget):
+    """Two lines at most: what runs, and what a step is made of."""
+
+    def __init__(self) -> None:
+        super().__init__(id="overview")
+        self.state: RunState | None = None
+        self.trouble = ""
+
+    def show(self, state: RunState | None, trouble: str = "") -> None:
+        """A state, or one line of trouble with the run directory."""
+        self.state, self.trouble = state, trouble
+        self.redraw()
+
+    def draw(self, width: int, height: int) -> list[Line]:
+        if self.trouble:
+            return [((f" {theme.GLYPHS.no} ", theme.BAD), (fmt.clean(self.trouble), theme.TEXT))]
+        state = self.state
+        if state is None:
+            return [((" no run yet: start one on 2 Launch, or choose one with R", theme.DIM),)]
+        return [self._first(state, width), self._second(state, width)]
+
+    def _first(self, state: RunState, width: int) -> Line:
+        symbol, style = PHASE_LOOK[state.state]
+        of = f" of {state.max_steps:,}" if state.max_steps else ""
+        losses = [point.loss for point in state.points]
+        parts: list[Part] = [
+            (f" {symbol} {state.state.value}  ", style),
+            (
+                fmt.fit(
+                    fmt.clean(state.manifest.name or state.run),
+                    min(28, max(8, len(state.manifest.name or state.run))),
+                ),
+                theme.BOLD,
+            ),
+            ("  step ", theme.DIM),
+            (f"{state.step:,}{of}", theme.TEXT),
+            ("  loss ", theme.DIM),
+            (fmt.loss(state.loss), theme.TEXT),
+        ]
+        if width >= 100:
+            parts.append((" " + fmt.spark(losses, 8, theme.GLYPHS.levels), theme.ACCENT))
+        if state.tokens_per_s is not None:
+            parts += [("  ", theme.DIM), (f"{fmt.rate(state.tokens_per_s)} tokens/s", theme.TEXT)]
+        if state.eta_s is not None and state.state in (RunPhase.RUNNING, RunPhase.STALLED):
+            parts += [("  eta ", theme.DIM), (fmt.duration(state.eta_s), theme.TEXT)]
+        elif state.manifest.ended and state.manifest.started:
+            parts += [
+                ("  took ", theme.DIM),
+                (fmt.duration(state.manifest.ended - state.manifest.started), theme.TEXT),
+            ]
+        if state.manifest.reason and state.state in (RunPhase.FAILED, RunPhase.STOPPED):
+            parts.append((f"  {fmt.clean(state.manifest.reason)}", style))
+        return tuple(parts)
+
+    def _second(self, state: RunState, width: int) -> Line:
+        parts: list[Part] = [("   ", theme.DIM)]
+        if state.batch:
+            parts += [("a step ", theme.DIM), (fmt.plural(state.batch, "sequence"), theme.TEXT)]
+        if state.tokens_per_step:
+            parts += [("  ", theme.DIM), (f"= {fmt.number(state.tokens_per_step)} loss tokens", theme.TEXT)]
+        parts += self._against_plan(state)
+        plan = state.manifest.plan or {}
+        strategy, method = plan.get("strategy"), plan.get("method")
+        if isinstance(strategy, str):
+            words = f"{strategy} {theme.GLYPHS.times} {state.manifest.world_size}  {method or ''}"
+            parts += [("  ", theme.DIM), (fmt.clean(words), theme.DIM)]
+        return tuple(parts)
+
+    @staticmethod
+    def _against_plan(state: RunState) -> list[Part]:
+        said = promise(state)
+        if said == Promise():
+            return []
+        if on_cpu(state):
+            return [("  plan is for GPUs, this runs on CPU", theme.DIM)]
+        parts: list[Part] = []
+        memory = max((rank.memory_used or 0 for rank in state.ranks), default=0)
+        for word, measured, planned, worse_above in (
+            ("memory", memory, said.memory, True),
+            ("speed", state.tokens_per_s, said.tokens_per_s, False),
+        ):
+            if not measured or not planned:
+                continue
+            share = measured / planned - 1
+            missed = share > 0.1 if worse_above else share < -0.1
+            mark = f" {theme.GLYPHS.tight}" if missed else ""
+            parts += [
+                (f"  {word} ", theme.DIM),
+                (fmt.signed_percent(share) + mark, theme.WARN if missed else theme.OK),
+            ]
+        return [("  plan:", theme.DIM), *parts] if parts else []
