@@ -2,19 +2,291 @@
 
 from __future__ import annotations
 
-from ftdash.monitor.rundir import RunDir
-from ftdash.monitor.state import RunState
+import contextlib
+import os
+import re
+import resource
+import socket
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ftdash.monitor import exits, procs
+from ftdash.monitor.beat import Beat, read_beat
+from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
+from ftdash.monitor.records import decode_lines, decoder
+from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
+from ftdash.monitor.snapshot import Surroundings, build_state
+from ftdash.monitor.state import RunPhase, RunState
+from ftdash.monitor.summary import LeanMeta, Summary, lean_decoder
+from ftdash.monitor.tail import CHUNK_BYTES, Tail
+
+RECENT_BYTES = 64 << 10  # the end of a large piece is decoded in full, what is before it only for history
+HEAD_BYTES = 64 << 10
+LARGE_FILE_BYTES = 1 << 20  # a larger file is entered near its end, its history read in later polls
+POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest waits for the next
+PROCESS_SCAN_S = 2.0
+DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files at every poll
+RESERVED_DESCRIPTORS = 256  # left to the rest of the program
+RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
+NODE_FILE = re.compile(r"node-(.+)\.jsonl")
+
+
+@dataclass(slots=True)
+class _Followed:
+    """One telemetry file: of a rank, or of a node. [history, history_end) is still to be read."""
+
+    tail: Tail
+    rank: int | None
+    host: str = ""
+    garbage: int = 0
+    entered: bool = False
+    history: int = 0
+    history_end: int = 0
 
 
 class RunReader:
-    """Follows one run. Each `poll` reads only what was added since the last one; memory is bounded."""
+    """Follows one run. Each `poll` reads only what was added since the last one; memory is bounded.
 
-    def __init__(self, run: RunDir) -> None:
+    `points` bounds the number of points in the state; about 2.5 times as many are kept.
+    """
+
+    def __init__(self, run: RunDir, points: int = 600) -> None:
         self.run = run
+        self.summary = Summary(points)
+        self._manifest: Manifest | None = None
+        self._manifest_seen: tuple[int, int, int] | None = None
+        self._manifest_notice = ""
+        self._files: dict[str, _Followed] = {}
+        self._folder_seen = 0
+        self._folder_looked = 0.0
+        self._host = socket.gethostname()
+        self._processes: int | None = None
+        self._processes_looked = 0.0
+        self._launcher_code: int | None = None
 
-    def poll(self) -> RunState:
-        """The run as it is now. Raises RunError when the run directory cannot be read at all."""
-        raise NotImplementedError
+    @property
+    def behind(self) -> bool:
+        """True while history, or more new lines than one poll takes, is still to be read."""
+        return any(file.tail.behind or file.history < file.history_end for file in self._files.values())
+
+    def poll(self, now: float | None = None) -> RunState:
+        """The run as it is now. Raises RunError when its manifest could never be read."""
+        manifest = self._read_manifest()
+        self._find_files()
+        self._read_files(time.monotonic() + POLL_BUDGET_S)
+        return self._state(manifest, time.time() if now is None else now)
+
+    def known_exits(self) -> list[RankExit]:
+        """Ends of ranks that agents saw and wrote into their telemetry."""
+        self._find_files()
+        self._read_files(time.monotonic() + POLL_BUDGET_S)
+        return [
+            RankExit(rank.rank, rank.exit.code, rank.exit.t, rank.exit.host)
+            for rank in self.summary.ranks.values()
+            if rank.exit is not None and rank.exit.code is not None
+        ]
 
     def close(self) -> None:
         """Give the descriptors back."""
+        for file in self._files.values():
+            file.tail.close()
+        self._files.clear()
+
+    def _read_manifest(self) -> Manifest:
+        try:
+            found = os.stat(self.run.manifest_path)
+            seen = (found.st_mtime_ns, found.st_ino, found.st_size)
+            if self._manifest is None or seen != self._manifest_seen:
+                self._manifest = self.run.read_manifest()
+                self._manifest_seen = seen
+            self._manifest_notice = ""
+        except (OSError, RunError) as error:
+            if self._manifest is None:
+                raise (
+                    error
+                    if isinstance(error, RunError)
+                    else RunError(f"cannot read {self.run.manifest_path}: {error.strerror or error}")
+                ) from error
+            self._manifest_notice = f"{error}; showing what was read before"
+        return self._manifest
+
+    def _find_files(self) -> None:
+        now = time.monotonic()
+        try:
+            changed = os.stat(self.run.telemetry).st_mtime_ns
+        except OSError:
+            return
+        if changed == self._folder_seen and now - self._folder_looked < 10:
+            return
+        self._folder_seen, self._folder_looked = changed, now
+        names = os.listdir(self.run.telemetry)
+        keep = _raise_descriptor_limit(len(names))
+        for name in names:
+            if name in self._files:
+                continue
+            tail = Tail(self.run.telemetry / name, keep_open=len(self._files) < keep)
+            if match := RANK_FILE.fullmatch(name):
+                self._files[name] = _Followed(tail, int(match[1]))
+            elif match := NODE_FILE.fullmatch(name):
+                self._files[name] = _Followed(tail, None, match[1])
+
+    def _read_files(self, deadline: float) -> None:
+        for file in self._files.values():
+            if not file.entered:
+                self._enter(file)
+            while data := file.tail.read():
+                self._feed(file, data)
+                if time.monotonic() > deadline:
+                    return
+        for file in self._files.values():
+            while file.history < file.history_end:
+                self._read_history(file)
+                if time.monotonic() > deadline:
+                    return
+
+    def _enter(self, file: _Followed) -> None:
+        """Begin with a large file at its head and near its end, and leave what is between for later."""
+        size = file.tail.size()
+        if not size:
+            return
+        file.entered = True
+        if size <= LARGE_FILE_BYTES:
+            return
+        if file.rank is not None:
+            self._feed(file, file.tail.read(HEAD_BYTES))
+            file.history = file.tail.offset
+        file.tail.skip_to(size - 4 * RECENT_BYTES)
+        if file.rank is not None:
+            file.history_end = file.tail.offset
+
+    def _feed(self, file: _Followed, data: bytes) -> None:
+        if file.rank is None:
+            records, garbage = decode_lines(decoder, data)
+            self.summary.feed_node(file.host, records)
+            file.garbage += garbage
+            return
+        cut = data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if len(data) > 2 * RECENT_BYTES else 0
+        if cut:
+            self._feed_history(file, data[:cut])
+        records, garbage = decode_lines(decoder, data[cut:])
+        self.summary.feed_rank(file.rank, records)
+        file.garbage += garbage
+
+    def _feed_history(self, file: _Followed, data: bytes) -> None:
+        assert file.rank is not None
+        lean, garbage = decode_lines(lean_decoder, data)
+        file.garbage += garbage
+        self.summary.feed_rank_history(file.rank, lean)
+        if any(type(record) is LeanMeta for record in lean):
+            lines = [line for line in data.split(b"\n") if b'"meta"' in line]
+            self.summary.feed_rank(file.rank, decode_lines(decoder, b"\n".join(lines))[0])
+
+    def _read_history(self, file: _Followed) -> None:
+        end = min(file.history + CHUNK_BYTES, file.history_end)
+        data = file.tail.read_range(file.history, end)
+        complete = data.rfind(b"\n") + 1
+        if not data or file.tail.restarts:
+            file.history = file.history_end
+            return
+        if not complete:
+            file.history = end
+            file.garbage += 1
+            return
+        self._feed_history(file, data[:complete])
+        file.history += complete
+
+    def _state(self, manifest: Manifest, now: float) -> RunState:
+        final = RunPhase(manifest.state) in FINAL
+        agents = () if final else self._living_agents(manifest, now)
+        if not final and not agents:
+            self._count_processes()
+        around = Surroundings(
+            now=now,
+            agents=agents,
+            processes=self._processes,
+            launcher_code=self._launcher_code,
+            beats={} if final else self._read_beats(agents),
+            dead_pids=() if final else self._dead_pids(),
+            notices=self._notices(manifest, agents, final),
+        )
+        if self._processes == 0 and not agents and not final:
+            manifest = self._with_end(manifest)
+        return build_state(self.run, manifest, self.summary, around)
+
+    def _living_agents(self, manifest: Manifest, now: float) -> tuple[str, ...]:
+        """Hosts whose agent is alive: looked up by process here, by its last record elsewhere."""
+        alive = []
+        for host, pid in manifest.agent_pids.items():
+            if host == self._host:
+                if procs.agent_alive(self.run.path, pid):
+                    alive.append(host)
+            elif (node := self.summary.nodes.get(safe_name(host, 80))) and now - node.last_t < AGENT_SILENT_S:
+                alive.append(host)
+        return tuple(alive)
+
+    def _count_processes(self) -> None:
+        """Count this run's processes here, now and then; only while no agent does it for us."""
+        now = time.monotonic()
+        if self._processes is not None and now - self._processes_looked < PROCESS_SCAN_S:
+            return
+        self._processes_looked = now
+        self._processes = len(procs.pids_of_run(self.run.path))
+        if self._processes == 0:
+            self._launcher_code = exits.launcher_exit(self.run)
+
+    def _with_end(self, manifest: Manifest) -> Manifest:
+        """The manifest with what can still be told of an end that no agent saw."""
+        return exits.complete(self.run, manifest, self.known_exits())
+
+    def _read_beats(self, agents: Collection[str]) -> dict[int, Beat]:
+        """Beats straight from the files: for few ranks, and where no agent hands them on."""
+        few = len(self.summary.ranks) <= DIRECT_BEATS
+        found = {}
+        for rank in self.summary.ranks.values():
+            if few or rank.sample_host not in agents:
+                beat = read_beat(self.run.beat_file(rank.rank))
+                if beat is not None:
+                    found[rank.rank] = beat
+        return found
+
+    def _dead_pids(self) -> set[int]:
+        """Rank processes of this machine that are no longer there."""
+        dead = set()
+        for rank in self.summary.ranks.values():
+            host = rank.meta.host if rank.meta else rank.sample_host
+            pid = rank.sample.pid if rank.sample else rank.meta.pid if rank.meta else 0
+            if host == self._host and pid and not procs.alive(pid):
+                dead.add(pid)
+        return dead
+
+    def _notices(self, manifest: Manifest, agents: Collection[str], final: bool) -> tuple[str, ...]:
+        told = [self._manifest_notice] if self._manifest_notice else []
+        for name in sorted(self._files):
+            file = self._files[name]
+            if skipped := file.garbage + file.tail.skipped:
+                told.append(f"{name}: {skipped} broken line{'s' if skipped > 1 else ''} skipped")
+            if file.tail.restarts:
+                told.append(f"{name}: was truncated or replaced, read again from its beginning")
+            if file.tail.error:
+                told.append(file.tail.error)
+        if left := sum(file.history_end - file.history for file in self._files.values()):
+            told.append(f"reading {left >> 20} MiB of history")
+        if not final:
+            for host in manifest.agent_pids:
+                if host not in agents:
+                    again = f": ftdash agent --adopt {manifest.run}" if host == self._host else ""
+                    told.append(f"the agent on {host} is gone, training goes on without it{again}")
+        return tuple(told)
+
+
+def _raise_descriptor_limit(files: int) -> int:
+    """Make room for one descriptor a file; returns how many files may be kept open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = files + RESERVED_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return files if soft == resource.RLIM_INFINITY else max(16, soft - RESERVED_DESCRIPTORS)

@@ -7,9 +7,12 @@ written as the JSON strings "nan", "inf", "-inf" so that every line stays plain 
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 FORMAT_VERSION = 1
+T = TypeVar("T")
 
 
 class Record(msgspec.Struct, omit_defaults=True, tag_field="kind", kw_only=True):
@@ -32,12 +35,17 @@ class Meta(Record, tag="meta"):
     pid: int
     device: str  # "cpu" or "cuda:0"
     device_uuid: str = ""
+    strategy: str = ""  # what was asked for, and held
+    variant: str = ""  # full, lora, qlora, moe-lora
     distributed_type: str = ""  # what the library says it runs, not what was asked
     backend: str = ""  # gloo, nccl
     wrapped_class: str = ""
     dtensor_params: int = 0  # parameters that are DTensors on this rank
     total_params: int = 0
     trainable_params: int = 0
+    adapter_params: int = 0
+    quantized_layers: int = 0
+    zero_stage: int = 0
     expert_count: int = 0
     top_k: int = 0
     moe_layers: int = 0
@@ -153,9 +161,9 @@ class RankSample(Record, tag="proc"):
     cpu: float = 0.0  # percent of one core since the last sample
     threads: int = 0
     state: str = ""  # R, S, D, T, Z as in /proc/PID/stat
-    read_bytes: int = 0
-    write_bytes: int = 0
-    ctx_switches: int = 0
+    read_bytes: int = 0  # through read(2) since its start, page cache included
+    write_bytes: int = 0  # through write(2)
+    ctx_switches: int = 0  # of the main thread
     descendants: list[int] = []
     beat_t: float = 0.0  # UTC seconds of the rank's last phase change
     beat_step: int = 0
@@ -163,7 +171,27 @@ class RankSample(Record, tag="proc"):
     gpu_uuid: str = ""
 
 
-AnyRecord = Meta | Step | Experts | Event | GpuSample | RankSample
+class Node(Record, tag="node"):
+    """One machine as its agent saw it; also the agent's own sign of life."""
+
+    host: str
+    agent_pid: int
+    load: float = 0.0  # one-minute load average
+    memory_total: int = 0
+    memory_available: int = 0
+
+
+class Exit(Record, tag="exit"):
+    """The end of a rank's process, or of the launcher when `rank` is None. `code` < 0 is a signal."""
+
+    rank: int | None
+    pid: int
+    code: int | None  # None: the process is gone and nobody could see how it ended
+    host: str = ""
+    text: str = ""  # the error's first line, where one was found
+
+
+AnyRecord = Meta | Step | Experts | Event | GpuSample | RankSample | Node | Exit
 
 _encoder = msgspec.json.Encoder()
 decoder = msgspec.json.Decoder(AnyRecord)
@@ -180,6 +208,58 @@ def number(value: float | None) -> Number | None:
     return float(value)
 
 
+def to_float(value: Number | None) -> float | None:
+    """A stored number as a float again; None for a string that is no number."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return _NON_FINITE.get(value)
+
+
+_NON_FINITE = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf")}
+
+
 def encode_line(record: Record) -> bytes:
     """The record as one line, newline included."""
     return _encoder.encode(record) + b"\n"
+
+
+class _Kind(msgspec.Struct):
+    kind: str
+
+
+_kind_decoder = msgspec.json.Decoder(_Kind)
+_KINDS = frozenset(("meta", "step", "experts", "event", "gpu", "proc", "node", "exit"))
+
+
+def decode_lines(from_decoder: msgspec.json.Decoder[T], data: bytes) -> tuple[list[T], int]:
+    """The records in these complete lines, and how many lines were no record at all.
+
+    Unknown kinds are passed over without being counted; so are known kinds that the decoder leaves out.
+    """
+    try:
+        return from_decoder.decode_lines(data), 0
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    records: list[T] = []
+    garbage = 0
+    for line in data.split(b"\n"):
+        if not line or line.isspace():
+            continue
+        try:
+            records.append(from_decoder.decode(line))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            garbage += _is_garbage(line, from_decoder)
+    return records, garbage
+
+
+def _is_garbage(line: bytes, tried: msgspec.json.Decoder) -> bool:
+    try:
+        kind = _kind_decoder.decode(line).kind
+        if kind not in _KINDS:
+            return False
+        if tried is decoder:
+            return True
+        decoder.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return True
+    return False

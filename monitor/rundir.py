@@ -37,9 +37,10 @@ HOME_ENV = "FTDASH_HOME"
 ENV_ALLOWED = re.compile(
     r"^(CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|NVIDIA_VISIBLE_DEVICES|WORLD_SIZE|RANK|LOCAL_RANK|LOCAL_WORLD_SIZE"
     r"|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|TORCH_DISTRIBUTED_DEBUG|TORCH_NCCL_[A-Z_]+|TORCH_FR_[A-Z_]+"
-    r"|NCCL_(?!.*(?:TOKEN|KEY|SECRET))[A-Z0-9_]+|ACCELERATE_[A-Z_]+|FSDP_[A-Z_]+|SLURM_JOB_ID|SLURM_NNODES"
+    r"|NCCL_[A-Z0-9_]+|ACCELERATE_[A-Z_]+|FSDP_[A-Z_]+|SLURM_JOB_ID|SLURM_NNODES"
     r"|SLURM_PROCID|SLURM_NODEID|SLURM_JOB_NODELIST|SLURMD_NODENAME)$"
 )
+ENV_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 
 
 class RunError(Exception):
@@ -168,6 +169,34 @@ class RunDir:
     def beat_file(self, rank: int) -> Path:
         return self.telemetry / f"rank-{rank}.beat"
 
+    @property
+    def exit_marker(self) -> Path:
+        """The launcher's exit status as a number, written even when no agent is left to see it."""
+        return self.logs / "launcher.exit"
+
+    @property
+    def launcher_log(self) -> Path:
+        return self.logs / "launcher.log"
+
+    @property
+    def agent_log(self) -> Path:
+        return self.logs / "agent.log"
+
+    def rank_log(self, rank: int, stream: str = "stdout") -> Path:
+        """A link that the agent makes to where this rank's `stdout` or `stderr` goes."""
+        return self.logs / f"rank-{rank}.{stream}.log"
+
+    def check_owner(self) -> None:
+        """Raises RunError unless the directory is there and ours: a foreign one is not to be trusted."""
+        try:
+            owner = self.path.stat().st_uid
+        except OSError as error:
+            raise RunError(f"cannot read run directory {self.path}: {error.strerror or error}") from error
+        if owner != os.getuid():
+            raise RunError(
+                f"run directory {self.path} belongs to another user (uid {owner}): only its owner may open it"
+            )
+
     def node_file(self, host: str) -> Path:
         return self.telemetry / f"node-{safe_name(host, 80)}.jsonl"
 
@@ -211,11 +240,15 @@ def find_run(name: str, root: str | os.PathLike[str] | None = None) -> RunDir:
     if name in ("", "last"):
         return runs[-1]
     exact = [run for run in runs if run.run_id == name]
-    matches = exact or [run for run in runs if run.run_id.startswith(name)] or [r for r in runs if name in r.run_id]
+    matches = (
+        exact or [run for run in runs if run.run_id.startswith(name)] or [r for r in runs if name in r.run_id]
+    )
     if not matches:
         raise RunError(f"no run named {name!r} in {runs_root(root)}")
     if len(matches) > 1:
-        raise RunError(f"{name!r} names {len(matches)} runs, the newest {matches[-1].run_id}: say more of the id")
+        raise RunError(
+            f"{name!r} names {len(matches)} runs, the newest {matches[-1].run_id}: say more of the id"
+        )
     return matches[0]
 
 
@@ -224,7 +257,9 @@ def list_runs(root: str | os.PathLike[str] | None = None) -> list[RunDir]:
     base = runs_root(root)
     try:
         with os.scandir(base) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+            names = sorted(
+                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+            )
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -234,4 +269,8 @@ def list_runs(root: str | os.PathLike[str] | None = None) -> list[RunDir]:
 
 def stored_env(environ: dict[str, str]) -> dict[str, str]:
     """The part of an environment that may be written to disk (an allow-list)."""
-    return {key: value for key, value in sorted(environ.items()) if ENV_ALLOWED.match(key)}
+    return {
+        key: value
+        for key, value in sorted(environ.items())
+        if ENV_ALLOWED.match(key) and not ENV_SECRET.search(key)
+    }

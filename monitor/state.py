@@ -27,6 +27,7 @@ class RankPhase(StrEnum):
     """What one rank is doing."""
 
     STARTING = "starting"
+    ALIVE = "alive"  # a process without a hook: no more is known
     COMPUTE = "compute"
     COMMUNICATION = "communication"
     DATA = "data wait"

@@ -1,0 +1,334 @@
+"""The agent's loop: one thread that waits for ranks to end, samples, serves requests, and writes run.json."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ftdash.monitor import control, exits, procs
+from ftdash.monitor.agent import launcher
+from ftdash.monitor.agent.end import Ending
+from ftdash.monitor.agent.sample import GpuWatch, NodeFile, RankSampler, node_sample
+from ftdash.monitor.agent.watch import RankWatch, Watched, adopt_orphans
+from ftdash.monitor.control import Action, Request
+from ftdash.monitor.nvml import sample_gpus
+from ftdash.monitor.records import Event, Exit
+from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, write_atomic
+from ftdash.monitor.state import RunPhase
+
+SAMPLE_S = 1.0
+CONTROL_S = 0.25
+DISCOVER_S = 5.0  # once all ranks of the node are known; until then as often as requests are looked for
+SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
+LEFTOVER_WAIT_S = 10.0  # for helpers that outlive launcher and ranks
+
+
+class Tree(NamedTuple):
+    """What the agent stands over: the shell that waits for the launcher, or nothing when it adopted a run."""
+
+    shell_pid: int
+    adopted: bool
+
+
+class Agent:
+    """One node's agent of one run. `run_to_end` returns the launcher's exit code."""
+
+    def __init__(self, run: RunDir, *, detached: bool, node_rank: int = 0) -> None:
+        self.run = run
+        self.host = socket.gethostname()
+        self.detached = detached
+        self.leads = node_rank == 0  # the one writer of run.json
+        self.manifest = run.read_manifest()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watch = RankWatch(run, self._wake_read)
+        self._file = NodeFile(run.node_file(self.host))
+        self._sampler = RankSampler(run)
+        self._signals: list[int] = []
+        self._ending: Ending | None = None
+        self._stop_reason = ""
+        self._save_until: float | None = None
+        self._unwritten = False
+        self._tree = Tree(0, False)
+        self._leave = False
+
+    def run_to_end(self, command: Sequence[str] | None) -> int:
+        """Start `command`, or adopt the run's processes without one, and stay until all of them are gone."""
+        adopt_orphans()
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, self._heard)
+        if command is None:
+            self._tree = Tree(self.manifest.launcher_pid, True)
+        else:
+            self._tree = Tree(launcher.start(self.run, command), False)
+            self.manifest.launcher_pid = self._tree.shell_pid
+            self.manifest.started = time.time()
+        self.manifest.agent_pids[self.host] = os.getpid()
+        if self.host not in self.manifest.hosts:
+            self.manifest.hosts.append(self.host)
+        self._write_manifest()
+        gpus = GpuWatch(sample_gpus, SAMPLE_S)
+        try:
+            self._loop(gpus)
+            return self._finish() if not self._leave else 0
+        finally:
+            gpus.close()
+            self._file.close()
+
+    def _heard(self, number: int, frame: object) -> None:
+        self._signals.append(number)
+
+    def _loop(self, gpus: GpuWatch) -> None:
+        next_sample = next_discovery = next_control = 0.0
+        gone_since: float | None = None
+        while not self._leave:
+            now = time.monotonic()
+            if now >= next_control:
+                next_control = now + CONTROL_S
+                self._serve()
+                self._press_ending()
+            if now >= next_discovery:
+                self._discover()
+                next_discovery = now + (DISCOVER_S if self._knows_all_ranks() else CONTROL_S)
+            if now >= next_sample:
+                next_sample = now + SAMPLE_S
+                self._sample(gpus)
+            ended = self._watch.wait(min(next_sample, next_control, next_discovery) - time.monotonic())
+            for watched in ended:
+                self._record_exit(watched)
+                next_discovery = 0.0  # a launcher may start it again
+            self._pass_signals_on()
+            if self._shell_lives() or self._watch.living():
+                gone_since = None
+                continue
+            if not self._leftovers():
+                return
+            gone_since = gone_since or time.monotonic()
+            if self._ending is None and time.monotonic() - gone_since > LEFTOVER_WAIT_S:
+                left = sorted(self._leftovers())
+                self._event("warning", "leftovers", f"processes outlive the run: {', '.join(map(str, left))}")
+                return
+            if self._ending is not None and self._ending.overdue:
+                return
+
+    def _shell_lives(self) -> bool:
+        shell = self._tree.shell_pid
+        return shell not in self._watch.reaped and procs.alive(shell)
+
+    def _roots(self) -> set[int]:
+        if self._tree.adopted:
+            return procs.pids_of_run(self.run.path)
+        return {os.getpid()}  # the shell, and as subreaper every orphan
+
+    def _discover(self) -> None:
+        self._watch.discover(self._roots() - {0})
+        self._watch.seen.pop(os.getpid(), None)
+        self._watch.forget_dead()
+        self._link_logs()
+        if self.manifest.state == RunPhase.STARTING and self._watch.ranks:
+            self.manifest.state = RunPhase.RUNNING
+            first = next(iter(self._watch.ranks.values())).process
+            self.manifest.world_size = first.world_size or self.manifest.world_size
+            self._write_manifest()
+
+    def _knows_all_ranks(self) -> bool:
+        living = self._watch.living()
+        if not living:
+            return False
+        expected = procs.environ(living[0].process.pid).get("LOCAL_WORLD_SIZE", "")
+        return expected.isdigit() and len(living) >= int(expected)
+
+    def _leftovers(self) -> set[int]:
+        found = procs.pids_of_run(self.run.path)
+        found.update(pid for pid, start in self._watch.seen.items() if procs.alive(pid, start))
+        return found
+
+    def _sample(self, gpus: GpuWatch) -> None:
+        newest = gpus.take()
+        if newest:
+            self._sampler.devices = newest
+        living = self._watch.living()
+        self._file.write([node_sample(self.host), *newest, *self._sampler.sample(living)])
+        if self._unwritten:
+            self._write_manifest()
+
+    def _link_logs(self) -> None:
+        """logs/rank-R.stdout.log points at where the launcher puts that rank's output."""
+        for watched in self._watch.living():
+            for fd, stream in ((1, "stdout"), (2, "stderr")):
+                link = self.run.rank_log(watched.process.rank, stream)
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"/proc/{watched.process.pid}/fd/{fd}")
+                    inside = os.path.relpath(target, self.run.logs)
+                    if inside.startswith("..") or (link.is_symlink() and os.readlink(link) == inside):
+                        continue
+                    link.unlink(missing_ok=True)
+                    link.symlink_to(inside)
+
+    def _record_exit(self, watched: Watched) -> None:
+        process = watched.process
+        text = "" if watched.code == 0 else exits.last_error_line(self.run, process.rank)
+        self._file.write(
+            [
+                Exit(
+                    t=watched.ended,
+                    rank=process.rank,
+                    pid=process.pid,
+                    code=watched.code,
+                    host=self.host,
+                    text=text,
+                )
+            ]
+        )
+
+    def _event(self, severity: str, code: str, text: str) -> None:
+        self._file.write([Event(t=time.time(), severity=severity, code=code, text=text)])
+
+    def _serve(self) -> None:
+        for path, request in control.pending(self.run, self.host, os.getuid()):
+            if request.action is Action.DUMP:
+                self._dump(request)
+            elif request.action is Action.STOP:
+                self._stop("stopped on request", request.grace_s)
+            else:
+                self._save_and_stop()
+            with contextlib.suppress(OSError):
+                control.mark_served(path, self.host)
+        if self._save_until is not None and time.monotonic() > self._save_until and self._ending is None:
+            self._event(
+                "error", "save-timeout", f"no checkpoint within {SAVE_WAIT_S:.0f} s: stopping without it"
+            )
+            self._stop("stopped on request, without a checkpoint", grace_s=20.0)
+
+    def _save_and_stop(self) -> None:
+        """Ranks with ftdash's training script look for this file at the end of each step."""
+        self._stop_reason = "saved and stopped on request"
+        self._save_until = time.monotonic() + SAVE_WAIT_S
+        with contextlib.suppress(OSError):
+            (self.run.control / "save-and-stop").touch(mode=0o600)
+
+    def _stop(self, reason: str, grace_s: float) -> None:
+        if self._ending is None:
+            self._stop_reason = reason
+            self._ending = Ending(self.run, grace_s)
+            self._press_ending()
+
+    def _press_ending(self) -> None:
+        if self._ending is not None:
+            self._discover()
+            self._ending.step(self._watch.seen)
+
+    def _dump(self, request: Request) -> None:
+        """In a thread: a dump takes seconds, and a rank that ends meanwhile must still be seen."""
+        ranks = [
+            (watched.process.rank, watched.process.pid)
+            for watched in self._watch.living()
+            if request.ranks is None or watched.process.rank in request.ranks
+        ]
+
+        def work() -> None:
+            from ftdash.monitor.diagnosis.collect import dump_ranks
+            from ftdash.monitor.diagnosis.model import encode_rank
+
+            folder = self.run.stacks / request.stamp
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for evidence in dump_ranks(ranks, native=request.native):
+                    write_atomic(folder / f"rank-{evidence.rank}.json", encode_rank(evidence))
+            except OSError as error:
+                self._event("error", "dump-failed", f"stack dump {request.stamp}: {error.strerror or error}")
+
+        threading.Thread(target=work, name="dump", daemon=True).start()
+
+    def _pass_signals_on(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            name = signal.Signals(number).name
+            if number == signal.SIGHUP:
+                continue  # the terminal is gone; training stays
+            if self.detached:
+                if number in (signal.SIGTERM, signal.SIGINT):
+                    self._event(
+                        "warning",
+                        "agent-ended",
+                        f"the agent was ended by {name}; training goes on without it",
+                    )
+                    self._leave = True
+                continue
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._stop_reason = self._stop_reason or f"stopped by {name}"
+                procs.send(launcher.launcher_pids(self._tree.shell_pid), number)
+            else:
+                # torchrun does not hand these on, and they kill a process that has no handler for them.
+                ready = [w.process.pid for w in self._watch.living() if procs.catches(w.process.pid, number)]
+                procs.send(ready, number)
+                self._event("note", "signal", f"{name} passed on to {len(ready)} ranks")
+
+    def _finish(self) -> int:
+        """Write how it ended, for this node and, on the leading one, for the run."""
+        self._watch.reap()
+        code = exits.launcher_exit(self.run)
+        if code is None:
+            code = self._watch.reaped.get(self._tree.shell_pid)
+        ended = time.time()
+        self._file.write([Exit(t=ended, rank=None, pid=self._tree.shell_pid, code=code, host=self.host)])
+        if not self.leads:
+            return code if code is not None else 1
+        manifest = self.manifest
+        manifest.ended = ended
+        manifest.exit_code = code
+        manifest.exits = [
+            RankExit(rank, watched.code, watched.ended, self.host)
+            for rank, watched in sorted(self._watch.ranks.items())
+            if watched.code is not None
+        ]
+        manifest = exits.complete(self.run, manifest, [])
+        ranks_failed = any(end.code != 0 for end in manifest.exits)
+        if self._stop_reason:
+            manifest.state, manifest.reason = RunPhase.STOPPED, self._stop_reason
+            manifest.first_failing_rank = None
+        elif code == 0 and not ranks_failed:
+            manifest.state = RunPhase.FINISHED
+        else:
+            manifest.state = RunPhase.FAILED
+            manifest.reason = exits.reason(self.run, manifest)
+        self.manifest = manifest
+        self._write_manifest(last=True)
+        return code if code is not None else 1
+
+    def _write_manifest(self, last: bool = False) -> None:
+        """On a full disk the old file's own blocks are written over; that is not atomic, but it is told."""
+        if not self.leads:
+            return
+        self._unwritten = False
+        try:
+            self.run.write_manifest(self.manifest)
+        except OSError as error:
+            self._unwritten = True
+            if last and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                data = msgspec.json.encode(self.manifest)
+                with contextlib.suppress(OSError), open(self.run.manifest_path, "r+b") as handle:
+                    handle.write(data)
+                    handle.truncate()
+
+
+def adoptable(run: RunDir) -> Manifest:
+    """The manifest of a run that has lost its agent. Raises RunError when there is nothing to adopt."""
+    run.check_owner()
+    manifest = run.read_manifest()
+    host = socket.gethostname()
+    pid = manifest.agent_pids.get(host, 0)
+    if procs.agent_alive(run.path, pid):
+        raise RunError(f"run {manifest.run} has a living agent (pid {pid}): nothing to adopt")
+    if manifest.state in (RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED):
+        raise RunError(f"run {manifest.run} is {manifest.state}: nothing to adopt")
+    return manifest

@@ -1,0 +1,186 @@
+"""Samples this node once a second: every rank's process and its heartbeat, the GPUs, the host's memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ftdash.monitor import procs
+from ftdash.monitor.agent.watch import Watched
+from ftdash.monitor.beat import read_beat
+from ftdash.monitor.records import Event, Exit, GpuSample, Node, RankSample, Record, encode_line
+from ftdash.monitor.rundir import RunDir
+
+ROTATE_BYTES = 64 << 20
+
+
+class NodeFile:
+    """The node's telemetry. A full disk costs records, never an exception; the loss is told later.
+
+    Past `ROTATE_BYTES` the file is put aside and a new one begun with the events and exits so far, so that
+    the telemetry of a run of months stays small.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.dropped = 0
+        self._fd = -1
+        self._torn = False
+        self._kept: list[bytes] = []
+
+    def write(self, records: Iterable[Record]) -> None:
+        lines = []
+        for record in records:
+            line = encode_line(record)
+            lines.append(line)
+            if isinstance(record, Event | Exit):
+                self._kept = [*self._kept[-200:], line]
+        if not lines:
+            return
+        if self.dropped:
+            text = f"{self.dropped} node samples were lost: the disk is full or failing"
+            lines.append(
+                encode_line(Event(t=time.time(), severity="warning", code="telemetry-dropped", text=text))
+            )
+        if self._append(b"".join(lines)):
+            self.dropped = 0
+        else:
+            self.dropped += len(lines)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _append(self, data: bytes) -> bool:
+        if self._torn:
+            data = b"\n" + data
+        sent = 0
+        try:
+            if self._fd < 0:
+                self._open()
+            while sent < len(data):
+                sent += os.write(self._fd, data[sent:])
+        except OSError:
+            self._torn = self._torn or sent > 0
+            return False
+        self._torn = False
+        if os.fstat(self._fd).st_size > ROTATE_BYTES:
+            self._rotate()
+        return True
+
+    def _open(self) -> None:
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+
+    def _rotate(self) -> None:
+        with contextlib.suppress(OSError):
+            os.replace(self.path, self.path.with_suffix(".jsonl.old"))
+            self.close()
+            self._open()
+            os.write(self._fd, b"".join(self._kept))
+
+
+class GpuWatch:
+    """Asks for the GPUs in a thread of its own: a driver that hangs must not hang the agent."""
+
+    def __init__(self, ask: Callable[[], list[GpuSample]], period_s: float) -> None:
+        self._ask = ask
+        self._period_s = period_s
+        self._newest: list[GpuSample] = []
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gpu-watch", daemon=True)
+        self._thread.start()
+
+    def take(self) -> list[GpuSample]:
+        """Samples that were not taken before."""
+        newest, self._newest = self._newest, []
+        return newest
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            started = time.monotonic()
+            try:
+                self._newest = self._ask()
+            except Exception as error:
+                self._newest = [GpuSample(t=time.time(), index=0, state="error", error=str(error))]
+            if not self._newest:
+                return  # no GPU here
+            self._closing.wait(max(0.0, self._period_s - (time.monotonic() - started)))
+
+
+class RankSampler:
+    """Turns the watched ranks into samples; keeps what is needed for differences."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self.devices: list[GpuSample] = []
+        self._cpu: dict[int, tuple[float, float]] = {}  # pid: (monotonic time, CPU seconds)
+        self._gpu_uuid: dict[int, str] = {}
+
+    def sample(self, ranks: Iterable[Watched]) -> list[RankSample]:
+        """One sample for each rank whose process is there."""
+        found = []
+        for watched in ranks:
+            process = watched.process
+            stat = procs.read_stat(process.pid)
+            if stat is None or stat.start != process.start:
+                continue
+            counters = procs.read_counters(process.pid)
+            beat = read_beat(self.run.beat_file(process.rank))
+            found.append(
+                RankSample(
+                    t=time.time(),
+                    rank=process.rank,
+                    pid=process.pid,
+                    rss=stat.rss,
+                    cpu=self._cpu_percent(process.pid, stat.cpu_s),
+                    threads=stat.threads,
+                    state=stat.state,
+                    read_bytes=counters.read_bytes,
+                    write_bytes=counters.write_bytes,
+                    ctx_switches=counters.ctx_switches,
+                    descendants=procs.descendants(process.pid),
+                    beat_t=beat.t if beat else 0.0,
+                    beat_step=beat.step if beat else 0,
+                    beat_phase=beat.phase if beat else "",
+                    gpu_uuid=self._gpu_of(process.pid),
+                )
+            )
+        return found
+
+    def _cpu_percent(self, pid: int, cpu_s: float) -> float:
+        now = time.monotonic()
+        then, before = self._cpu.get(pid, (now, cpu_s))
+        self._cpu[pid] = (now, cpu_s)
+        return round(100.0 * (cpu_s - before) / (now - then), 1) if now > then else 0.0
+
+    def _gpu_of(self, pid: int) -> str:
+        """The rank's GPU by its environment, asked once; empty without GPUs."""
+        if not self.devices:
+            return ""
+        if pid not in self._gpu_uuid:
+            from ftdash.monitor.nvml.mapping import gpu_of_process
+
+            self._gpu_uuid[pid] = gpu_of_process(pid, self.devices).uuid or ""
+        return self._gpu_uuid[pid]
+
+
+def node_sample(host: str) -> Node:
+    total, available = procs.host_memory()
+    return Node(
+        t=time.time(),
+        host=host,
+        agent_pid=os.getpid(),
+        load=os.getloadavg()[0],
+        memory_total=total,
+        memory_available=available,
+    )

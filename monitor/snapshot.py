@@ -1,0 +1,258 @@
+"""Makes the RunState that screens draw: from the manifest, the summary and what processes there are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+from statistics import mean, median
+
+from ftdash.monitor import liveness
+from ftdash.monitor.beat import Beat
+from ftdash.monitor.liveness import FINAL, Signs
+from ftdash.monitor.records import to_float
+from ftdash.monitor.rundir import Manifest, RunDir
+from ftdash.monitor.state import Alert, ExpertLayer, GpuState, RankState, RunPhase, RunState
+from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
+
+GONE_AFTER_S = 5.0  # an agent that is alive and has not listed a rank for so long has seen it go
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a reader found out besides the telemetry files."""
+
+    now: float  # UTC seconds
+    agents: Collection[str]  # hosts with a living agent
+    processes: int | None  # of this run on this machine; None: not counted
+    launcher_code: int | None
+    beats: Mapping[int, Beat]  # read from the beat files themselves
+    dead_pids: Collection[int]  # processes of this machine that are known to be gone
+    notices: tuple[str, ...] = ()
+
+
+def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surroundings) -> RunState:
+    """The run as it is now."""
+    ranks = [summary.ranks[rank] for rank in sorted(summary.ranks)]
+    ended = {end.rank: end.code for end in manifest.exits if end.rank is not None}
+    final = RunPhase(manifest.state) in FINAL
+    signs = {rank.rank: _signs(rank, ended, summary.nodes, around) for rank in ranks}
+    outcome = liveness.run_phase(
+        manifest,
+        [sign for sign in signs.values() if not sign.gone],
+        agents=around.agents,
+        processes=around.processes,
+        launcher_code=around.launcher_code,
+    )
+    gpus = [gpu for host in sorted(summary.nodes) for gpu in _gpus(summary.nodes[host])]
+    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
+    states = tuple(
+        _rank_state(rank, signs[rank.rank], outcome.phase, summary.nodes, by_uuid) for rank in ranks
+    )
+    step = min((rank.last.step for rank in ranks if rank.last), default=0)
+    max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
+    tokens_per_s = _throughput(ranks, outcome.phase)
+    step_s = liveness.typical_step_s(ranks)
+    running = outcome.phase is RunPhase.RUNNING
+    points = summary.points()
+    losses = [state.loss for state in states if state.loss is not None and state.step == step]
+    return RunState(
+        run=manifest.run,
+        path=str(run.path),
+        manifest=manifest,
+        state=outcome.phase,
+        now=around.now,
+        step=step,
+        max_steps=max_steps,
+        loss=mean(losses) if losses else None,
+        tokens_per_s=tokens_per_s,
+        eta_s=(max_steps - step) * step_s if running and step_s and step and max_steps >= step else None,
+        ranks=states,
+        gpus=tuple(gpus),
+        experts=_experts(ranks),
+        points=points,
+        alerts=_own_alerts(outcome, final, around.now, states),
+        notices=around.notices + ((outcome.reason,) if outcome.reason and not final else ()),
+        batch=_batch(manifest, ranks),
+        tokens_per_step=_tokens_per_step(ranks),
+        measured=_measured(ranks, states, tokens_per_s, step_s),
+    )
+
+
+def _signs(
+    rank: RankSummary, ended: Mapping[int | None, int], nodes: Mapping[str, NodeSummary], around: Surroundings
+) -> Signs:
+    sample = rank.sample
+    beat = around.beats.get(rank.rank)
+    if beat is None and sample is not None and sample.beat_t > 0:
+        beat = Beat(sample.beat_t, sample.beat_step, sample.beat_phase)
+    code = ended.get(rank.rank, rank.exit.code if rank.exit else None)
+    pid = sample.pid if sample else rank.meta.pid if rank.meta else 0
+    gone = rank.rank in ended or rank.exit is not None or pid in around.dead_pids
+    if not gone and sample is not None and rank.sample_host in around.agents:
+        gone = nodes[rank.sample_host].last_t - sample.t > GONE_AFTER_S
+    last_t = rank.last.t if rank.last else 0.0
+    if beat is not None:
+        last_t = max(last_t, beat.t)
+    phase = beat.phase if beat else ""
+    return Signs(
+        beat_age_s=max(0.0, around.now - last_t) if last_t > 0 else None,
+        phase=phase,
+        step=max(beat.step if beat else 0, rank.last.step if rank.last else 0),
+        process_state=sample.state if sample and not gone else "",
+        gone=gone,
+        exit_code=code,
+        stall_after_s=liveness.stall_after_s(rank, phase),
+    )
+
+
+def _rank_state(
+    rank: RankSummary,
+    signs: Signs,
+    run: RunPhase,
+    nodes: Mapping[str, NodeSummary],
+    gpus: Mapping[str, GpuState],
+) -> RankState:
+    meta, last, sample = rank.meta, rank.last, rank.sample
+    gpu = gpus.get(sample.gpu_uuid if sample and sample.gpu_uuid else meta.device_uuid if meta else "")
+    host = rank.sample_host or (meta.host if meta else "")
+    node = nodes.get(host)
+    if gpu is not None:
+        memory_used, memory_total = gpu.memory_used, gpu.memory_total
+    else:
+        memory_used = sample.rss if sample and sample.rss else None
+        memory_total = node.node.memory_total or None if node and node.node else None
+    state = liveness.rank_phase(signs, run)
+    return RankState(
+        rank=rank.rank,
+        host=host,
+        pid=sample.pid if sample else meta.pid if meta else 0,
+        device=meta.device if meta else "",
+        step=last.step if last else 0,
+        epoch=last.epoch if last else 0.0,
+        loss=to_float(last.loss) if last else None,
+        aux_loss=to_float(last.aux_loss) if last else None,
+        lr=last.lr if last else None,
+        grad_norm=to_float(last.grad_norm) if last else None,
+        tokens=rank.tokens,
+        tokens_per_s=rank.tokens_per_s(),
+        step_s=last.step_s if last else None,
+        data_s=last.data_s if last else None,
+        forward_s=last.forward_s if last else None,
+        backward_s=last.backward_s if last else None,
+        optimizer_s=last.optimizer_s if last else None,
+        memory_used=memory_used,
+        memory_total=memory_total,
+        allocated=last.allocated or None if last else None,
+        reserved=last.reserved or None if last else None,
+        peak=last.peak or None if last else None,
+        cpu=sample.cpu if sample and not signs.gone else None,
+        process_state=signs.process_state,
+        heartbeat_age_s=signs.beat_age_s,
+        phase=signs.phase,
+        state=state,
+        descendants=tuple(sample.descendants) if sample and not signs.gone else (),
+        gpu=gpu,
+    )
+
+
+def _gpus(node: NodeSummary) -> list[GpuState]:
+    return [
+        GpuState(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            host=node.host,
+            state=gpu.state,
+            memory_used=gpu.memory_used,
+            memory_total=gpu.memory_total,
+            util=gpu.util,
+            power_w=gpu.power_w,
+            power_limit_w=gpu.power_limit_w,
+            temp_c=gpu.temp_c,
+            sm_mhz=gpu.sm_mhz,
+            throttle=tuple(gpu.throttle),
+            error=gpu.error,
+        )
+        for _, gpu in sorted(node.gpus.items())
+    ]
+
+
+def _experts(ranks: list[RankSummary]) -> tuple[ExpertLayer, ...]:
+    """Per layer, the newest counts of every rank added up."""
+    layers = sorted({layer for rank in ranks for layer in rank.experts})
+    return tuple(
+        ExpertLayer(
+            layer,
+            tuple(
+                map(
+                    sum,
+                    zip_longest(*(r.experts[layer].counts for r in ranks if layer in r.experts), fillvalue=0),
+                )
+            ),
+        )
+        for layer in layers
+    )
+
+
+def _throughput(ranks: list[RankSummary], phase: RunPhase) -> float | None:
+    """Label tokens per second of all ranks over their newest steps; nothing flows in a stalled run."""
+    rates = [rate for rank in ranks if (rate := rank.tokens_per_s()) is not None]
+    if not rates:
+        return None
+    return 0.0 if phase is RunPhase.STALLED else sum(rates)
+
+
+def _batch(manifest: Manifest, ranks: list[RankSummary]) -> int | None:
+    """Sequences in one optimizer step: micro-batch times accumulation, over the data-parallel ranks."""
+    metas = [rank.meta for rank in ranks if rank.meta and rank.meta.micro_batch]
+    if not metas:
+        return None
+    plan = manifest.plan or {}
+    model_parallel = 1
+    for axis in ("tp", "cp", "pp"):
+        size = plan.get(axis, 1)
+        model_parallel *= size if isinstance(size, int) and size > 0 else 1
+    meta = metas[0]
+    return meta.micro_batch * max(1, meta.grad_accum) * max(1, meta.world_size // model_parallel)
+
+
+def _tokens_per_step(ranks: list[RankSummary]) -> float | None:
+    means = [mean(step.tokens for step in rank.recent) for rank in ranks if rank.recent]
+    return sum(means) if means else None
+
+
+def _measured(
+    ranks: list[RankSummary], states: tuple[RankState, ...], tokens_per_s: float | None, step_s: float | None
+) -> dict[str, float]:
+    """What the plan predicted, as measured: bytes are the largest rank's, seconds the median rank's."""
+    found: dict[str, float] = {}
+
+    def put(name: str, value: float | None) -> None:
+        if value:
+            found[name] = value
+
+    lasts = [rank.last for rank in ranks if rank.last]
+    put("allocated", max((last.peak or last.allocated for last in lasts), default=0))
+    put("reserved", max((last.peak_reserved or last.reserved for last in lasts), default=0))
+    put("device", max((state.gpu.memory_used or 0 for state in states if state.gpu), default=0))
+    put("rss", max((rank.sample.rss for rank in ranks if rank.sample), default=0))
+    put("step_s", step_s)
+    recent = [record for rank in ranks for record in rank.recent]
+    put("data_s", median(record.data_s for record in recent) if recent else None)
+    put("tokens_per_s", tokens_per_s)
+    put("tokens_per_s_per_gpu", tokens_per_s / len(ranks) if tokens_per_s and ranks else None)
+    return found
+
+
+def _own_alerts(
+    outcome: liveness.Outcome, final: bool, now: float, states: tuple[RankState, ...]
+) -> tuple[Alert, ...]:
+    """What follows from the run's state alone: it stalled, or it failed."""
+    if outcome.phase is RunPhase.STALLED:
+        ranks = tuple(state.rank for state in states if state.process_state == "T")
+        who = f"; stopped (state T): rank {', '.join(map(str, ranks))}" if ranks else ""
+        return (Alert("stalled", "error", outcome.reason + who, ranks, now),)
+    if outcome.phase is RunPhase.FAILED and outcome.reason:
+        return (Alert("failed", "error", outcome.reason, (), now),)
+    return ()

@@ -1,0 +1,146 @@
+"""Follows an append-only file of lines: keeps its descriptor and offset, and never its content.
+
+A half-written last line waits for its end; a truncated or replaced file is read from its beginning; a line
+longer than the limit is skipped. So memory stays bounded whatever is written.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 4 << 20
+IDLE_READS_PER_STAT = 8  # an idle file is looked up by name this often, to see that it was replaced
+
+
+class Tail:
+    """One followed file. `read` gives complete lines only; `skipped` counts over-long lines."""
+
+    __slots__ = (
+        "_fd",
+        "_idle",
+        "_skipping",
+        "behind",
+        "error",
+        "keep_open",
+        "offset",
+        "path",
+        "restarts",
+        "skipped",
+    )
+
+    def __init__(self, path: Path, keep_open: bool = True) -> None:
+        self.path = path
+        self.keep_open = keep_open  # False where descriptors are scarce: opened for each read
+        self.offset = 0
+        self.behind = False  # True when the last read left more to be read
+        self.skipped = 0
+        self.restarts = 0
+        self.error = ""
+        self._fd = -1
+        self._idle = 0
+        self._skipping = False
+
+    def read(self, limit: int = CHUNK_BYTES) -> bytes:
+        """The complete lines that were added, at most about `limit` bytes of them; empty for none."""
+        if self._fd < 0 and not self._open():
+            return b""
+        try:
+            return self._read(limit)
+        except OSError as error:
+            self.error = f"cannot read {self.path}: {error.strerror or error}"
+            self.close()
+            return b""
+        finally:
+            if not self.keep_open:
+                self.close()
+
+    def read_range(self, start: int, end: int) -> bytes:
+        """Bytes [start, end) as they are now, without moving the offset; empty when they cannot be read."""
+        if self._fd < 0 and not self._open():
+            return b""
+        try:
+            return os.pread(self._fd, end - start, start)
+        except OSError:
+            return b""
+        finally:
+            if not self.keep_open:
+                self.close()
+
+    def size(self) -> int:
+        """Bytes in the file now; 0 when it is not there."""
+        try:
+            return os.stat(self.path).st_size
+        except OSError:
+            return 0
+
+    def skip_to(self, offset: int) -> None:
+        """Go on with the first line that begins at or behind `offset`."""
+        if offset > self.offset:
+            self.offset = offset - 1
+            self._skipping = True
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self, limit: int) -> bytes:
+        data = os.pread(self._fd, limit, self.offset)
+        if not data:
+            self.behind = False
+            self._check_replaced()
+            return b""
+        self._idle = 0
+        self.behind = len(data) >= limit
+        if self._skipping:
+            end = data.find(b"\n") + 1
+            self._skipping = not end
+            self.offset += end or len(data)
+            data = data[end:] if end else b""
+            if not end and self.behind:
+                return self._read(limit)
+        end = data.rfind(b"\n") + 1
+        if not end and self.behind:
+            if limit < MAX_LINE_BYTES:
+                return self._read(MAX_LINE_BYTES)
+            self.skipped += 1
+            self._skipping = True
+            self.offset += len(data)
+            return self._read(CHUNK_BYTES)
+        self.offset += end
+        return data[:end]
+
+    def _open(self) -> bool:
+        try:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.error = f"cannot read {self.path}: {error.strerror or error}"
+            return False
+        self.error = ""
+        return True
+
+    def _check_replaced(self) -> None:
+        now = os.fstat(self._fd)
+        if now.st_size < self.offset:
+            self._restart()
+            return
+        self._idle += 1
+        if self._idle % IDLE_READS_PER_STAT:
+            return
+        try:
+            named = os.stat(self.path)
+        except OSError:
+            return
+        if (named.st_ino, named.st_dev) != (now.st_ino, now.st_dev):
+            self.close()
+            self._restart()
+
+    def _restart(self) -> None:
+        self.offset = 0
+        self.restarts += 1
+        self._skipping = False
+        self.behind = True

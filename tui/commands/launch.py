@@ -1,0 +1,98 @@
+"""`ftdash launch`: start a run from a plan, or run somebody's own launcher command under the agent."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
+from ftdash.monitor.rundir import RunDir
+from ftdash.tui.cli import UserError
+from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
+from ftdash.tui.commands.run_json import print_json, run_summary
+
+Chosen = TypeVar("Chosen", bound=StrEnum)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_plan_flags(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--data", metavar="NAME", help="hub id or .jsonl file of chats (the set that ships)")
+    run.add_argument("--steps", metavar="N", help="optimizer steps (100)")
+    run.add_argument("--out", metavar="DIR", help="checkpoints and the final model (below the run)")
+    run.add_argument("--device", default="auto", metavar="|".join(Device), help="(auto)")
+    run.add_argument("--backend", default="local", metavar="|".join(Backend), help="(local)")
+    run.add_argument("--name", default="", metavar="TEXT", help="part of the run's id")
+    run.add_argument("--runs", metavar="DIR", help="where run directories live ($FTDASH_HOME/runs)")
+    run.add_argument("--rehearse", action="store_true", help="prove the plan on CPU ranks, launch nothing")
+    run.add_argument("--detach", action="store_true", help="do not open the app on the run")
+    run.add_argument("--json", action="store_true")
+    parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="your own launcher command")
+
+
+def run(args: argparse.Namespace) -> int:
+    spec = spec_from(args)
+    if args.rehearse:
+        from ftdash.engine.launch.rehearse import rehearse_command
+
+        return rehearse_command(spec, as_json=args.json)
+    try:
+        started = start(spec)
+    except LaunchError as error:
+        raise UserError(str(error)) from None
+    if args.json:
+        print_json(run_summary(started))
+        return 0
+    if args.detach or not sys.stdout.isatty() or not sys.stdin.isatty():
+        print(f"{started.run_id} started; ftdash watch {started.run_id}  ·  ftdash stop {started.run_id}")
+        return 0
+    from ftdash.tui.app import open_app
+
+    return open_app([], run=started, pane="monitor")
+
+
+def spec_from(args: argparse.Namespace) -> LaunchSpec:
+    """What the flags ask for. Raises UserError naming the flag."""
+    command = tuple(args.command)
+    plan_given = any(value is not None for value in (args.model, args.config, args.params, args.from_file))
+    return LaunchSpec(
+        plan=plan_from(args) if plan_given or not command else None,
+        command=command,
+        data=args.data,
+        steps=whole_number("--steps", args.steps),
+        out=Path(args.out) if args.out is not None else None,
+        device=choice("--device", args.device, Device),
+        backend=choice("--backend", args.backend, Backend),
+        nodes=whole_number("--nodes", args.nodes) or 1,
+        name=args.name,
+        runs=Path(args.runs) if args.runs is not None else None,
+    )
+
+
+def start(spec: LaunchSpec) -> RunDir:
+    """Start the run on its backend. Raises LaunchError and RunError."""
+    from ftdash.engine.launch.local import launch
+
+    return launch(spec)
+
+
+def whole_number(flag: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise UserError(f"{flag} {text}: must be a whole number, 1 or more")
+    return value
+
+
+def choice(flag: str, text: str, kind: type[Chosen]) -> Chosen:
+    try:
+        return kind(text)
+    except ValueError:
+        raise UserError(f"{flag} {text}: one of {', '.join(kind)}") from None
