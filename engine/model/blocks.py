@@ -189,6 +189,7 @@ def decoder(
     head_bias: bool = False,
     other_params: int = 0,
     unplaced: tuple[str, ...] = (),
+    unplaced_params: int = 0,
 ) -> ModelShape:
     """A causal language model around `blocks`; equal blocks are grouped, whatever their order.
 
@@ -212,6 +213,7 @@ def decoder(
         max_positions=c.count("max_position_embeddings", default=0),
         layer_class=next(iter(c.known.blocks), ""),
         unplaced=unplaced,
+        unplaced_params=unplaced_params,
     )
     if shape.total_params > LARGEST_TOTAL:
         raise ModelError(

@@ -53,7 +53,32 @@ def preset_names() -> tuple[str, ...]:
 
 # Parts of a hub name that do not change the shape: tuning stage, context length, release date.
 _SAME_SHAPE = frozenset(
-    ["hf", "instruct", "it", "pt", "base", "chat", "meta", "preview", "thinking", "4k", "8k", "32k", "128k", "2410", "2407", "0924", "1124", "0425", "0325", "0414", "2501", "2507", "0905", "0711"]
+    [
+        "hf",
+        "instruct",
+        "it",
+        "pt",
+        "base",
+        "chat",
+        "meta",
+        "preview",
+        "thinking",
+        "4k",
+        "8k",
+        "32k",
+        "128k",
+        "2410",
+        "2407",
+        "0924",
+        "1124",
+        "0425",
+        "0325",
+        "0414",
+        "2501",
+        "2507",
+        "0905",
+        "0711",
+    ]
 )
 
 

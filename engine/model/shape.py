@@ -111,7 +111,8 @@ class ModelShape:
     max_positions: int = 0
     layer_class: str = ""  # the transformers class to wrap, such as Qwen3DecoderLayer
     source: str = ""
-    unplaced: tuple[str, ...] = ()  # what of the config could not be read, in words
+    unplaced: tuple[str, ...] = ()  # what of the config could not be placed, in words
+    unplaced_params: int = 0  # the parameters of those parts where known; in no other count
 
     @property
     def layers(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ftdash.engine.model.config import HubConfig
-from ftdash.engine.model.families import classic, dense, latent, moe
+from ftdash.engine.model.families import classic, dense, hybrid, latent, moe
 from ftdash.engine.model.shape import ModelShape
 
 Builder = Callable[[HubConfig], ModelShape]
@@ -15,4 +15,5 @@ BUILDERS: dict[str, Builder] = {
     **classic.BUILDERS,
     **moe.BUILDERS,
     **latent.BUILDERS,
+    **hybrid.BUILDERS,
 }
