@@ -1,8 +1,8 @@
 """The bounded past of a run: enough to judge the present, never more because the run is longer or larger.
 
-The reader feeds every step record (`add_step`), every expert record through the state, and the state
-itself (`observe`). What is kept does not grow with the run: per rank a few numbers and 48 memory values,
-for the run 64 steps of phase times, 240 records of routing figures.
+The reader feeds the newest step records of each rank (`add_step` or `add_recent`), then the state
+(`observe`), before it asks `find_alerts`. What is kept does not grow with the run: per rank a few numbers
+and 48 memory values, for the run 64 steps of phase times and 240 records of routing figures.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,6 +93,16 @@ class RunHistory:
                 step.data_s, step.forward_s, step.backward_s, step.optimizer_s, step.step_s, step.tokens
             ),
         )
+
+    def add_recent(self, rank: int, recent: Sequence[Step]) -> None:
+        """The newest steps of one rank, oldest first; those that are known already cost nothing."""
+        past = self.ranks.get(rank)
+        known = past.last_step if past is not None else -1
+        fresh = len(recent)
+        while fresh and recent[fresh - 1].step > known:
+            fresh -= 1
+        for i in range(fresh, len(recent)):
+            self.add_step(rank, recent[i])
 
     def observe(self, state: RunState, *, look: bool = True) -> None:
         """The newest state. Steps that were not fed one by one are taken from it."""

@@ -28,7 +28,7 @@ NOISE_FLOOR = 0.02  # of a phase's time: nobody's steps are steadier than this f
 MATERIAL = 0.03  # of the step's time: a phase may be twice as slow and still cost nothing
 KEPT_STEPS = 64
 MANY_RANKS = 64
-PENDING_STEPS = 16  # steps that some ranks have not yet reported
+PENDING_STEPS = KEPT_STEPS  # steps that some ranks have not yet reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class _Phase:
 class StragglerDetector:
     """Fed with every step of every rank; keeps 64 steps whatever the run's length.
 
-    A step is judged once all expected ranks have reported it; one that stays incomplete while sixteen
+    A step is judged once all expected ranks have reported it; one that stays incomplete while 64
     later ones wait is dropped.
     """
 

@@ -24,6 +24,13 @@ def test_text_between_carriage_returns_is_kept_when_it_is_no_bar():
     assert "RuntimeError: CUDA out of memory" in lines
 
 
+def test_what_is_printed_behind_a_bar_is_kept():
+    splitter = LineSplitter()
+    lines = splitter.feed(b"\r" + bar(5) + b"{'loss': '1.5'}\n\r" + bar(6) + b"\n")
+    assert lines[0].endswith("{'loss': '1.5'}")
+    assert len(lines) == 2
+
+
 def test_fifty_megabytes_of_carriage_returns_cost_no_memory():
     splitter = LineSplitter()
     chunk = b"\r".join(bar(i % 101) for i in range(700)) + b"\r"

@@ -19,7 +19,7 @@ def test_a_transformers_line_of_strings_is_read():
 def test_a_transformers_line_of_numbers_is_read_behind_a_bar():
     found = parse(" 12%|█▏  | 12/100 [00:10<01:20,  1.1it/s]{'loss': 0.0, 'grad_norm': nan, 'epoch': 1}")
     assert found is not None
-    assert found.loss == 0.0
+    assert (found.loss, found.step, found.max_steps, found.source) == (0.0, 12, 100, "transformers")
 
 
 def test_json_with_nan_and_infinity_is_read():

@@ -26,8 +26,11 @@ def strip_ansi(text: str) -> str:
 
 
 def is_progress(text: str) -> bool:
-    """True for a frame of a progress bar, such as " 12%|█▏   | 12/100 [00:10<01:20, 1.1it/s]"."""
-    return bool(_PROGRESS.search(text))
+    """True for a frame of a progress bar, such as " 12%|█▏   | 12/100 [00:10<01:20, 1.1it/s]".
+
+    A bar with something printed behind it on the same line is more than a frame.
+    """
+    return text.rstrip().endswith(("]", "/s", "it", "|", "%")) and bool(_PROGRESS.search(text))
 
 
 class LineSplitter:

@@ -88,7 +88,11 @@ def number(text: str) -> float | None:
 def parse(text: str) -> Progress | None:
     """What one line says about the training's progress; None for any other line."""
     line = strip_ansi(text)
-    return _megatron(line) or _titan(line) or _deepspeed(line) or _dictionary(line) or _tqdm(line)
+    found = _megatron(line) or _titan(line) or _deepspeed(line) or _dictionary(line)
+    bar = _tqdm(line)
+    if found is not None and bar is not None and found.source == "transformers":
+        return found.over(bar)  # the bar and the dict often stand on one line
+    return found or bar
 
 
 def _megatron(line: str) -> Progress | None:
@@ -198,6 +202,8 @@ class ProgressFollower:
 
     def __init__(self) -> None:
         self.latest = Progress()
+        self._counted: tuple[int, int] | None = None  # step and tokens of the newest counter line
+        self._tokens_per_step: float | None = None
         self.hidden_nan = False  # a gradient norm was not finite while the printed loss was
 
     def feed(self, line: str) -> bool:
@@ -209,4 +215,25 @@ class ProgressFollower:
             self.hidden_nan = self.hidden_nan or (found.loss is not None and math.isfinite(found.loss))
         source = found.source if found.source != "tqdm" else self.latest.source or "tqdm"
         self.latest = replace(found.over(self.latest), source=source)
+        if found.tokens is not None:
+            self._note_tokens(found.tokens)
         return True
+
+    def tokens_per_s(self) -> float | None:
+        """As printed, else from the token counter, the steps between two of its lines, and the step time."""
+        latest = self.latest
+        if latest.tokens_per_s is not None:
+            return latest.tokens_per_s
+        if self._tokens_per_step is None or not latest.step_s:
+            return None
+        return self._tokens_per_step / latest.step_s
+
+    def _note_tokens(self, tokens: int) -> None:
+        step = self.latest.step
+        if step is None:
+            return
+        if self._counted is not None:
+            before_step, before_tokens = self._counted
+            if step > before_step and tokens >= before_tokens:
+                self._tokens_per_step = (tokens - before_tokens) / (step - before_step)
+        self._counted = (step, tokens)

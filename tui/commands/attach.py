@@ -1,0 +1,151 @@
+"""`ftdash attach`: watch a job that somebody else started, without touching it."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from ftdash.monitor.attach.watch import Attached, JobView, RankView, Watcher
+from ftdash.monitor.logs.progress import ProgressFollower
+from ftdash.monitor.nvml import sample_gpus, sampler
+from ftdash.monitor.wording import gib
+from ftdash.tui.cli import UserError
+from ftdash.tui.commands.run_json import print_json
+
+FIRST_SPAN_S = 0.3  # between the two looks that rates need
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pid", type=int, action="append", metavar="P", help="only the job of this process")
+    parser.add_argument("--once", action="store_true", help="print what is seen now and end")
+    parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (2)")
+    parser.add_argument("--json", action="store_true", help="JSON on stdout; one object a look")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0.2 <= args.interval <= 3600:
+        raise UserError(f"--interval {args.interval:g}: seconds from 0.2 to 3600")
+    for pid in args.pid or ():
+        if pid < 1:
+            raise UserError(f"--pid {pid}: a process id is a positive number")
+    watcher = Watcher(args.pid, sample_gpus)
+    watcher.look()
+    time.sleep(FIRST_SPAN_S)
+    while True:
+        seen = watcher.look()
+        if args.json:
+            print_json(attached_json(seen))
+        else:
+            print("\n".join(attached_lines(seen)), flush=True)
+        if args.once or not seen.jobs:
+            return 0
+        time.sleep(args.interval)
+
+
+def attached_json(seen: Attached) -> dict[str, Any]:
+    """Jobs with their ranks; the keys of ranks are those of `status --json` where they mean the same."""
+    return {
+        "t": seen.t,
+        "jobs": [_job_json(view) for view in seen.jobs],
+        "gpu_reason": sampler().reason if not seen.gpus else "",
+        "notices": list(seen.notices),
+    }
+
+
+def _job_json(view: JobView) -> dict[str, Any]:
+    job = view.job
+    return {
+        "launcher_pid": job.launcher_pid,
+        "launcher": view.launcher,
+        "world_size": job.world_size,
+        "slurm_job_id": job.slurm_job_id,
+        "run_dir": job.run_dir,
+        "log": view.log,
+        "log_why": view.log_why,
+        **_progress_json(view.progress),
+        "first_failure": view.first_failure,
+        "ranks": [_rank_json(rank) for rank in view.ranks],
+    }
+
+
+def _progress_json(progress: ProgressFollower | None) -> dict[str, Any]:
+    latest = progress.latest if progress else None
+    return {
+        "step": latest.step if latest else None,
+        "max_steps": latest.max_steps if latest else None,
+        "loss": latest.loss if latest else None,
+        "grad_norm": latest.grad_norm if latest else None,
+        "lr": latest.lr if latest else None,
+        "tokens_per_s": progress.tokens_per_s() if progress else None,
+        "step_s": latest.step_s if latest else None,
+        "log_format": latest.source if latest else "",
+        "hidden_nan": progress.hidden_nan if progress else False,
+    }
+
+
+def _rank_json(rank: RankView) -> dict[str, Any]:
+    gpu = rank.gpu
+    latest = rank.progress.latest if rank.progress else None
+    return {
+        "rank": rank.rank,
+        "local_rank": rank.local_rank,
+        "host": rank.host,
+        "pid": rank.pid,
+        "command": rank.command,
+        "state": rank.state,
+        "step": latest.step if latest else None,
+        "loss": latest.loss if latest else None,
+        "tokens_per_s": rank.progress.tokens_per_s() if rank.progress else None,
+        "memory_used": gpu.memory_used if gpu else rank.rss,
+        "memory_total": gpu.memory_total if gpu else None,
+        "rss": rank.rss,
+        "cpu": rank.cpu,
+        "read_bytes_s": rank.read_bytes_s,
+        "write_bytes_s": rank.write_bytes_s,
+        "threads": rank.threads,
+        "descendants": list(rank.descendants),
+        "gpu_index": gpu.index if gpu else None,
+        "gpu_uuid": gpu.uuid if gpu else None,
+        "gpu_util": gpu.util if gpu else None,
+        "gpu_why": rank.gpu_why,
+        "log": rank.log,
+    }
+
+
+def attached_lines(seen: Attached) -> list[str]:
+    """The jobs as lines for a person."""
+    if not seen.jobs:
+        return ["no training process of yours on this machine"]
+    lines: list[str] = []
+    for view in seen.jobs:
+        lines.append(_job_line(view))
+        if view.first_failure:
+            lines.append(f"  first failure: {view.first_failure}")
+        lines += [_rank_line(rank) for rank in view.ranks]
+    return [*lines, *(f"note: {notice}" for notice in seen.notices)]
+
+
+def _job_line(view: JobView) -> str:
+    latest = view.progress.latest if view.progress else None
+    parts = [f"{len(view.ranks)} of {view.job.world_size} ranks here"]
+    if latest and latest.step is not None:
+        parts.append(f"step {latest.step:,}" + (f" of {latest.max_steps:,}" if latest.max_steps else ""))
+    if latest and latest.loss is not None:
+        parts.append(f"loss {latest.loss:g}")
+    if view.progress and (rate := view.progress.tokens_per_s()):
+        parts.append(f"{rate:,.0f} tokens/s")
+    parts.append(f"log {view.log}" if view.log else view.log_why)
+    return " · ".join([*parts, view.launcher or view.ranks[0].command])
+
+
+def _rank_line(rank: RankView) -> str:
+    cpu = f"{rank.cpu:.0f}%" if rank.cpu is not None else "-"
+    device = "CPU"
+    if rank.gpu is not None:
+        used = gib(rank.gpu.memory_used) if rank.gpu.memory_used is not None else "n/a"
+        util = f"{rank.gpu.util}%" if rank.gpu.util is not None else "n/a"
+        device = f"GPU {rank.gpu.index} {used}, {util}"
+    elif rank.gpu_why:
+        device = rank.gpu_why
+    return f"  rank {rank.rank:>3}  pid {rank.pid}  {rank.state}  {gib(rank.rss)}  CPU {cpu}  {device}"
