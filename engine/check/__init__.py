@@ -1,1 +1,1 @@
-"""ftdash.engine.check"""
+"""Traps in configs, scripts and plans, each a named finding with its evidence and its fix."""

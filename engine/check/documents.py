@@ -1,0 +1,222 @@
+"""The files that a check reads: what kind each is, its values, and the line that each value stands on."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+class DocumentError(Exception):
+    """A file cannot be read or is of no known kind; the text is one line naming it."""
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a long list of names."""
+    return frozenset(text.split())
+
+
+class Kind(StrEnum):
+    ACCELERATE = "accelerate config"
+    DEEPSPEED = "DeepSpeed config"
+    AXOLOTL = "Axolotl config"
+    TRAINER = "trainer arguments"  # TRL, transformers or LLaMA-Factory keys in YAML or JSON
+    SCRIPT = "training script"
+    SHELL = "shell script"
+    PLAN = "plan"
+    MODEL = "model config"
+    ADAPTER = "adapter config"
+    VERSIONS = "requirements"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A value and where it was written."""
+
+    value: Any
+    where: str
+
+
+@dataclass(slots=True)
+class Document:
+    """One file. `data` is its mapping for configs, empty for scripts; `lines` maps key paths to lines."""
+
+    path: Path
+    kind: Kind
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def at(self, line: int) -> str:
+        return f"{self.name}:{line}" if line else self.name
+
+    def where(self, *keys: str) -> str:
+        """The line of the deepest of `keys` that stands in the file."""
+        for end in range(len(keys), 0, -1):
+            if line := self.lines.get(keys[:end]):
+                return self.at(line)
+        return self.name
+
+    def get(self, *keys: str) -> Sourced | None:
+        """The value below `keys`, or None where a key is missing or holds null."""
+        value: Any = self.data
+        for key in keys:
+            if not isinstance(value, dict) or value.get(key) is None:
+                return None
+            value = value[key]
+        return Sourced(value, self.where(*keys))
+
+    def section(self, *keys: str) -> dict[str, Any]:
+        found = self.get(*keys)
+        return found.value if found and isinstance(found.value, dict) else {}
+
+
+TRAINER_KEYS = words(
+    "per_device_train_batch_size gradient_accumulation_steps learning_rate num_train_epochs output_dir "
+    "bf16 fp16 gradient_checkpointing max_steps per_device_eval_batch_size lr_scheduler_type save_steps "
+    "fsdp fsdp_config deepspeed model_name_or_path dataset_name finetuning_type"
+)
+_DEEPSPEED_KEYS = words(
+    "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
+    "wall_clock_breakdown steps_per_print gradient_clipping"
+)
+_SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job", ".slurm.sh")
+_COMMAND = re.compile(
+    r"^\s*(?:srun\b|torchrun\b|accelerate\s+launch|deepspeed\b|python3?\s|#SBATCH\b)", re.MULTILINE
+)
+
+
+def read_document(path: Path) -> Document:
+    """Read and recognise one file or checkpoint folder. Raises DocumentError in one line."""
+    if path.is_dir():
+        return _read_folder(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise DocumentError(f"{path}: not a text file") from None
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror or error}") from None
+    suffix = path.suffix.lower()
+    if suffix == ".py":
+        return Document(path, Kind.SCRIPT, text)
+    if suffix in _SHELL_SUFFIXES or text.startswith("#!") or "#SBATCH" in text:
+        return Document(path, Kind.SCRIPT if re.match(r"#!.*python", text) else Kind.SHELL, text)
+    if suffix == ".txt" and re.search(
+        r"^\s*[A-Za-z][\w.-]*\s*(\[[^]]*\])?\s*(==|>=|<=|~=|<|>)", text, re.MULTILINE
+    ):
+        return Document(path, Kind.VERSIONS, text)
+    if suffix in (".json", ".yaml", ".yml", ".cfg", ".plan", ""):
+        return _read_config(path, text)
+    if _COMMAND.search(text):
+        return Document(path, Kind.SHELL, text)
+    raise DocumentError(f"{path}: not recognised: {KNOWN}")
+
+
+KNOWN = (
+    "accelerate YAML, DeepSpeed JSON, Axolotl, TRL or LLaMA-Factory YAML, a Python or shell script, "
+    "run.json or a plan, a model's config.json, requirements.txt, or a checkpoint folder"
+)
+
+
+def _read_folder(path: Path) -> Document:
+    from ftdash.engine.checkpoint.recognise import is_checkpoint
+
+    if is_checkpoint(path):
+        return Document(path, Kind.CHECKPOINT, "")
+    raise DocumentError(f"{path}: a folder, and no checkpoint")
+
+
+def _read_config(path: Path, text: str) -> Document:
+    stripped = text.lstrip()
+    is_json = path.suffix.lower() == ".json" or stripped.startswith("{")
+    try:
+        data = json.loads(text) if is_json else yaml.safe_load(text)
+    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        if not is_json and path.suffix == "" and _COMMAND.search(text):
+            return Document(path, Kind.SHELL, text)
+        problem = " ".join(str(error).split())
+        raise DocumentError(f"{path}: not {'JSON' if is_json else 'YAML'}: {problem}") from None
+    if not isinstance(data, dict):
+        if _COMMAND.search(text):
+            return Document(path, Kind.SHELL, text)
+        raise DocumentError(f"{path}: {'empty' if data is None else 'not a mapping'}: expected {KNOWN}")
+    document = Document(path, _config_kind(path, data), text, data)
+    document.lines = _json_lines(text, data) if is_json else _yaml_lines(text)
+    return document
+
+
+def _config_kind(path: Path, data: dict[str, Any]) -> Kind:
+    keys = set(map(str, data))
+    if "peft_type" in keys:
+        return Kind.ADAPTER
+    if keys & {"distributed_type", "compute_environment", "main_process_port", "machine_rank"}:
+        return Kind.ACCELERATE
+    if {"run", "created"} <= keys or ("strategy" in keys and keys & {"gpus", "method", "model"}):
+        return Kind.PLAN
+    if "base_model" in keys:
+        return Kind.AXOLOTL
+    if keys & {"zero_optimization", "train_micro_batch_size_per_gpu"}:
+        return Kind.DEEPSPEED
+    if keys & {"model_type", "architectures", "n_layer", "num_hidden_layers"}:
+        return Kind.MODEL
+    if len(keys & TRAINER_KEYS) >= 2 or keys & {
+        "per_device_train_batch_size",
+        "finetuning_type",
+        "model_name_or_path",
+    }:
+        return Kind.TRAINER
+    if len(keys & _DEEPSPEED_KEYS) >= 2 or "train_batch_size" in keys:
+        return Kind.DEEPSPEED
+    # A DeepSpeed file that only sets precision, as in the library's first tutorial.
+    if path.suffix == ".json" and any(isinstance(data.get(key), dict) for key in ("fp16", "bf16")):
+        return Kind.DEEPSPEED
+    if keys & {"fsdp_version", "expert_parallel_size", "tensor_parallel_size"}:
+        return Kind.AXOLOTL
+    if "fsdp_config" in keys or "deepspeed_config" in keys:
+        return Kind.ACCELERATE
+    raise DocumentError(f"{path}: not recognised: {KNOWN}")
+
+
+def _yaml_lines(text: str) -> dict[tuple[str, ...], int]:
+    lines: dict[tuple[str, ...], int] = {}
+
+    def walk(node: yaml.Node, path: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                here = (*path, str(key.value))
+                lines.setdefault(here, key.start_mark.line + 1)
+                walk(value, here)
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None:
+        walk(root, ())
+    return lines
+
+
+def _json_lines(text: str, data: dict[str, Any]) -> dict[tuple[str, ...], int]:
+    """Lines of JSON keys: keys are searched in document order, which json.loads keeps."""
+    lines: dict[tuple[str, ...], int] = {}
+    position = 0
+
+    def walk(mapping: dict[str, Any], path: tuple[str, ...]) -> None:
+        nonlocal position
+        for key, value in mapping.items():
+            match = re.compile(re.escape(json.dumps(key)) + r"\s*:").search(text, position)
+            if match:
+                position = match.end()
+                lines[(*path, key)] = text.count("\n", 0, match.start()) + 1
+            if isinstance(value, dict):
+                walk(value, (*path, key))
+
+    walk(data, ())
+    return lines

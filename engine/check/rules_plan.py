@@ -1,0 +1,124 @@
+"""Checks of plans and run manifests: what cannot be launched, what will be slow or lossy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from ftdash.engine.check.bundle import Bundle
+from ftdash.engine.check.documents import Kind
+from ftdash.engine.check.findings import Finding, error, note, warning
+from ftdash.engine.check.registry import check
+from ftdash.engine.configs.refusals import refusal, uses_distributed_config
+from ftdash.engine.mesh import Mesh
+from ftdash.engine.mesh import warnings as mesh_warnings
+from ftdash.engine.model.shape import ModelShape
+from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, Strategy
+
+
+@check
+def plans(bundle: Bundle) -> Iterator[Finding]:
+    for document in bundle.of(Kind.PLAN):
+        stored = document.data.get("plan") if "run" in document.data else document.data
+        if not isinstance(stored, dict):
+            continue
+        try:
+            plan = Plan.from_dict(stored)
+        except msgspec.ValidationError as problem:
+            yield error("plan-invalid", document.name, f"not a plan: {problem}", "write it with ftdash plan")
+            continue
+        yield from plan_findings(plan, bundle.model[0] if bundle.model else None, document.name)
+
+
+def plan_findings(plan: Plan, shape: ModelShape | None, where: str = "plan") -> list[Finding]:
+    """What a plan runs into before anything is written: refusals first, then what it costs."""
+    if reason := refusal(plan, shape):
+        return [error("plan-refused", where, reason, "change the flag that the reason names")]
+    return [
+        *_mesh_findings(plan, where),
+        *_adapter_findings(plan, shape, where),
+        *_saving_findings(plan, where),
+    ]
+
+
+def _mesh_findings(plan: Plan, where: str) -> Iterator[Finding]:
+    mesh = Mesh.from_plan(plan)
+    for code, text in mesh_warnings(mesh, plan, _nvlink(plan.gpu)):
+        yield warning(code, where, text, "keep tensor parallelism on NVLink, inside a node")
+    if plan.gpus == 1 and plan.strategy not in (Strategy.NONE, Strategy.DDP):
+        yield note("nothing-to-shard", where, f"{plan.strategy} on one GPU shards nothing", "--strategy none")
+    if mesh.shard_spans_nodes and plan.strategy is Strategy.FSDP and mesh.nodes > 1:
+        yield note(
+            "shard-across-nodes",
+            where,
+            f"every layer's all-gather crosses {mesh.nodes} nodes",
+            "--strategy hsdp shards inside a node, if the memory allows",
+        )
+    if uses_distributed_config(plan):
+        yield note(
+            "load-time-sharding-resume",
+            where,
+            "a model sharded at load time cannot resume: only the model is saved",
+            "plan the run to end in one go",
+        )
+
+
+def _nvlink(gpu: str) -> bool:
+    """Whether NVLink joins this GPU to its peers; not known of `local` on a machine without one."""
+    from ftdash.engine import hardware
+
+    try:
+        return hardware.gpu(gpu).has_nvlink
+    except hardware.HardwareError:
+        return False
+
+
+def _adapter_findings(plan: Plan, shape: ModelShape | None, where: str) -> Iterator[Finding]:
+    if (
+        plan.method is Method.QLORA
+        and plan.quant_storage == "uint8"
+        and plan.strategy
+        in (
+            Strategy.FSDP,
+            Strategy.FSDP_NO_RESHARD,
+            Strategy.HSDP,
+        )
+    ):
+        yield warning(
+            "quant-storage",
+            where,
+            "--quant-storage uint8 under FSDP2: packed integers stay whole on every rank",
+            "--quant-storage bf16",
+        )
+    if plan.expert_lora is not ExpertLora.NONE and plan.method is not Method.FULL:
+        yield note(
+            "expert-adapters-unmerged",
+            where,
+            "adapters on expert weights must be merged before serving",
+            "ftdash checkpoint convert merges them",
+        )
+    if plan.modules_to_save and shape is not None:
+        count = shape.vocab * shape.hidden * len(plan.modules_to_save)
+        yield warning(
+            "modules-to-save",
+            where,
+            f"--modules-to-save {','.join(plan.modules_to_save)} trains up to {count:,} parameters in full",
+            "for a few new tokens use trainable_token_indices",
+        )
+
+
+def _saving_findings(plan: Plan, where: str) -> Iterator[Finding]:
+    if plan.strategy is Strategy.FSDP1:
+        yield warning("fsdp1-deprecated", where, "torch has deprecated FSDP1", "--strategy fsdp (FSDP2)")
+    if plan.offload is Offload.NVME:
+        yield note(
+            "not-rehearsed", where, "NVMe offload cannot be rehearsed on a CPU", "try it with few steps first"
+        )
+    if plan.strategy in (Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3):
+        yield note(
+            "zero-resume",
+            where,
+            "another GPU count resumes from a universal checkpoint only",
+            "ftdash checkpoint convert --to universal",
+        )

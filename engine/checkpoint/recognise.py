@@ -1,0 +1,250 @@
+"""What kind of checkpoint a folder is, whether all of it is there, and how many ranks wrote it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class CheckpointKind(StrEnum):
+    DCP = "dcp"  # torch.distributed.checkpoint shards, as accelerate's FSDP2 saves
+    DEEPSPEED = "deepspeed"  # one file per rank below global_stepN
+    UNIVERSAL = "universal"  # DeepSpeed's universal checkpoint, for any world size
+    FULL = "full"  # weights that from_pretrained reads
+    ADAPTER = "adapter"  # a PEFT adapter folder
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`shards` is the folder that holds the weights; `ranks` how many wrote it, 0 when that does not matter."""
+
+    path: Path
+    kind: CheckpointKind
+    shards: Path
+    ranks: int
+    bytes: int
+    step: int | None
+    problem: str = ""  # why it is half written, empty when whole
+    adapter: bool = False  # holds adapters only
+
+    @property
+    def whole(self) -> bool:
+        return not self.problem
+
+
+_OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)(?:_\d+)?_model_states\.pt$")
+_DISTCP = re.compile(r"__(\d+)_(\d+)\.distcp$")
+
+
+def is_checkpoint(path: Path) -> bool:
+    return inspect(path) is not None
+
+
+def inspect(path: Path) -> Checkpoint | None:
+    """The checkpoint in `path`: a trainer's checkpoint-N folder, its inner shard folder, or a model folder."""
+    if not path.is_dir():
+        return None
+    for look in (_deepspeed, _dcp, _adapter, _full):
+        if found := look(path):
+            return found
+    return None
+
+
+def find(root: Path, depth: int = 3) -> list[Checkpoint]:
+    """Every checkpoint at or below `root`, in order of step, without the folders inside another one."""
+    found: list[Checkpoint] = []
+
+    def walk(folder: Path, left: int) -> None:
+        if checkpoint := inspect(folder):
+            found.append(checkpoint)
+            if folder != root or re.search(r"checkpoint-\d+$", folder.name):
+                return
+        if left:
+            for child in sorted(folder.iterdir()):
+                if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+                    walk(child, left - 1)
+
+    walk(root, depth)
+    return sorted(found, key=lambda checkpoint: (checkpoint.step or 0, str(checkpoint.path)))
+
+
+def last_whole(root: Path) -> Checkpoint | None:
+    """The newest checkpoint that can be resumed from."""
+    whole = [
+        checkpoint
+        for checkpoint in find(root)
+        if checkpoint.whole and checkpoint.step is not None and not checkpoint.path.name.startswith("tmp-")
+    ]
+    return max(whole, key=lambda checkpoint: checkpoint.step or 0, default=None)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _step(path: Path) -> int | None:
+    match = re.search(r"(?:checkpoint-|global_step|step[-_]?)(\d+)", path.name)
+    if match:
+        return int(match.group(1))
+    state = path / "trainer_state.json"
+    try:
+        return int(json.loads(state.read_text())["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _unfinished(path: Path) -> str:
+    """Names that a save carries while it is not done."""
+    if path.name.startswith(("tmp-", ".tmp")) or path.name.endswith((".tmp", ".partial")):
+        return f"{path.name} is the name of a save that did not finish"
+    return ""
+
+
+def _deepspeed(path: Path) -> Checkpoint | None:
+    tag_folder = path
+    latest = path / "latest"
+    problem = ""
+    if latest.is_file():
+        tag = latest.read_text().strip()
+        tag_folder = path / tag
+        if not tag_folder.is_dir():
+            return Checkpoint(path, CheckpointKind.DEEPSPEED, path, 0, _size(path), _step(path),
+                              f"latest names {tag}, which is not there")  # fmt: skip
+    elif steps := sorted(
+        (child for child in path.glob("global_step*") if child.is_dir() and child.name[11:].isdigit()),
+        key=lambda child: int(child.name[11:]),
+    ):
+        tag_folder = steps[-1]
+        problem = "the file latest, written last, is missing"
+    if (tag_folder / "zero").is_dir() and not any(_OPTIM.search(f.name) for f in tag_folder.iterdir()):
+        return Checkpoint(path, CheckpointKind.UNIVERSAL, tag_folder, 0, _size(tag_folder), _step(path))
+    names = [file.name for file in tag_folder.iterdir() if file.is_file()]
+    optim = {(int(match[1]), int(match[2])) for name in names if (match := _OPTIM.search(name))}
+    model = [match for name in names if (match := _MODEL.search(name))]
+    if not optim and not model:
+        return None
+    ranks = {rank for rank, _ in optim}
+    model_ranks = {int(match[1]) for match in model if match[1] is not None}
+    expected = max(ranks | model_ranks, default=0) + 1
+    written = max(len(ranks), len(model_ranks))
+    if ranks and expected != len(ranks):
+        missing = sorted(set(range(expected)) - ranks)
+        problem = f"optimizer shards of ranks {', '.join(map(str, missing))} are missing"
+    elif model_ranks and ranks and model_ranks != ranks:
+        missing = sorted(ranks ^ model_ranks)
+        problem = f"shards of ranks {', '.join(map(str, missing))} are missing"
+    elif not model:
+        problem = "no model_states file"
+    elif empty := [name for name in names if name.endswith(".pt") and not (tag_folder / name).stat().st_size]:
+        problem = problem or f"{empty[0]} is empty"
+    return Checkpoint(
+        path,
+        CheckpointKind.DEEPSPEED,
+        tag_folder,
+        written,
+        _size(tag_folder),
+        _step(path) if _step(path) is not None else _step(tag_folder),
+        _unfinished(path) or problem,
+        (path / "adapter_config.json").is_file(),
+    )
+
+
+def _dcp(path: Path) -> Checkpoint | None:
+    folders = [path, *(child for child in sorted(path.glob("pytorch_model_fsdp_*")) if child.is_dir())]
+    for folder in folders:
+        files = [file for file in folder.glob("*.distcp") if _DISTCP.search(file.name)]
+        metadata = folder / ".metadata"
+        if not files and not metadata.is_file():
+            continue
+        ranks = {int(match[1]) for file in files if (match := _DISTCP.search(file.name))}
+        problem = _unfinished(path)
+        if not metadata.is_file():
+            problem = problem or ".metadata, written last, is missing"
+        elif missing := _missing_shards(metadata, {file.name for file in files}):
+            problem = problem or f"{missing[0]} is missing"
+        return Checkpoint(
+            path,
+            CheckpointKind.DCP,
+            folder,
+            len(ranks),
+            _size(path),
+            _step(path),
+            problem,
+            (path / "adapter_config.json").is_file(),
+        )
+    return None
+
+
+def _missing_shards(metadata: Path, present: set[str]) -> list[str]:
+    """Shard files that the metadata names and the folder lacks, read without unpickling anything."""
+    import pickletools
+
+    named: set[str] = set()
+    try:
+        for _, argument, _ in pickletools.genops(metadata.read_bytes()):
+            if isinstance(argument, str) and _DISTCP.search(argument):
+                named.add(argument)
+    except (ValueError, OSError, IndexError):
+        return [".metadata (it is not readable)"]
+    return sorted(named - present)
+
+
+def _adapter(path: Path) -> Checkpoint | None:
+    if not (path / "adapter_config.json").is_file():
+        return None
+    weights = [
+        file for name in ("adapter_model.safetensors", "adapter_model.bin") if (file := path / name).is_file()
+    ]
+    problem = _unfinished(path) or (
+        "" if weights else "no adapter_model.safetensors beside adapter_config.json"
+    )
+    problem = problem or next((text for file in weights if (text := _broken_safetensors(file))), "")
+    return Checkpoint(path, CheckpointKind.ADAPTER, path, 0, _size(path), _step(path), problem, True)
+
+
+def _full(path: Path) -> Checkpoint | None:
+    for stem in ("model", "pytorch_model"):
+        for suffix in ("safetensors", "bin"):
+            index = path / f"{stem}.{suffix}.index.json"
+            single = path / f"{stem}.{suffix}"
+            if index.is_file():
+                try:
+                    names = set(json.loads(index.read_text())["weight_map"].values())
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    return Checkpoint(path, CheckpointKind.FULL, path, 0, _size(path), _step(path),
+                                      f"{index.name} is broken")  # fmt: skip
+                missing = sorted(name for name in names if not (path / name).is_file())
+                problem = f"{missing[0]} is missing" if missing else ""
+                files = [path / name for name in sorted(names) if (path / name).is_file()]
+            elif single.is_file():
+                files, problem = [single], ""
+            else:
+                continue
+            problem = problem or next((text for file in files if (text := _broken_safetensors(file))), "")
+            if not problem and not (path / "config.json").is_file():
+                problem = "no config.json: from_pretrained cannot load it"
+            return Checkpoint(
+                path, CheckpointKind.FULL, path, 0, _size(path), _step(path), _unfinished(path) or problem
+            )
+    return None
+
+
+def _broken_safetensors(file: Path) -> str:
+    """Why a safetensors file cannot be whole: its header must fit, and its data must reach the end."""
+    if file.suffix != ".safetensors":
+        return "" if file.stat().st_size else f"{file.name} is empty"
+    size = file.stat().st_size
+    with file.open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        if size < 8 or length > size - 8:
+            return f"{file.name} is cut short"
+        try:
+            header = json.loads(handle.read(length))
+        except ValueError:
+            return f"{file.name} has a broken header"
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return f"{file.name} is cut short" if max(ends, default=0) + 8 + length > size else ""
