@@ -10,30 +10,42 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftdash.engine.model.shape import LayerShape, Linear, Role
-from ftdash.engine.plan import Attention, Checkpointing, Loss
+from ftdash.engine.plan import Attention, Checkpointing, Loss, Precision, Strategy
 from ftdash.engine.planner.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
 class BlockActivations:
-    """Bytes per token of one block, before tensor cuts: kept until backward, and alive while it is recomputed."""
+    """Bytes per token of one block: kept until backward, and alive while it is recomputed.
+
+    Tensor parallelism divides `saved` and `live`; `saved_whole` and `live_whole` are as wide on every rank.
+    """
 
     saved: float
     live: float
-    offloadable: float
+    saved_whole: float = 0.0
+    live_whole: float = 0.0
 
 
 def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
     """Saved and live bytes per token under the plan's checkpointing; `adapted` is None in full training."""
     everything = _saved_without_checkpointing(s, layer, adapted)
-    boundary = s.shape.hidden * s.dtypes.stream
+    h, c = s.shape.hidden, s.dtypes.compute
+    boundary = h * s.dtypes.stream
     backward = _backward_temporaries(s, layer)
+    # Sequence parallelism gathers a block's input to full length, and its gradient (arXiv 2205.05198, 4.2.2).
+    live_whole = 2.0 * h * c if s.mesh.tp > 1 else 0.0
     if s.plan.checkpointing is Checkpointing.FULL:
-        return BlockActivations(boundary, everything + backward, boundary)
+        return BlockActivations(boundary, everything + backward, 0.0, live_whole)
     if s.plan.checkpointing is Checkpointing.SELECTIVE:
-        kept = boundary + _saved_selectively(s, layer)
-        return BlockActivations(kept, everything + backward, kept)
-    return BlockActivations(everything, backward, everything)
+        kept, kept_whole = _saved_selectively(s, layer)
+        return BlockActivations(boundary + kept, everything + backward, kept_whole, live_whole)
+    return BlockActivations(everything, backward, 0.0, live_whole)
+
+
+def lean(s: Setting) -> bool:
+    """Whether norms and gated activations run in kernels that keep one 16-bit input: compiled, or Megatron's own."""
+    return s.plan.compile or s.plan.strategy is Strategy.MEGATRON
 
 
 def _saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
@@ -57,7 +69,7 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     first = tuple(x for x in layer.linears if x.role is Role.ATTENTION and x.d_in == h)
     second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
     outputs = c * h * (_inputs_kept(adapted, first) + _inputs_kept(adapted, second))
-    if s.plan.compile:
+    if lean(s):
         return 2 * stream * h + outputs
     normalised = stream * h if adapted is None else 0
     return 2 * (4 * h + normalised) + outputs
@@ -71,7 +83,7 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
     q, k, v = a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.v_head_dim
     out = a.heads * a.v_head_dim
     kept = 0.0
-    if _has_qk_norm(s, layer) and not s.plan.compile:
+    if _has_qk_norm(s, layer) and not lean(s):
         kept += (q + k) * (4 + (c if adapted is None else 0))
     if a.is_mla:
         latent = a.q_lora_rank + a.kv_lora_rank
@@ -102,7 +114,7 @@ def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ..
     for width, role, copies in _widths(layer):
         down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
         product = _inputs_kept(adapted, down) if down else True
-        pointwise = (3 if layer.gated else 1) - (1 if s.plan.compile else 0)
+        pointwise = (3 if layer.gated else 1) - (1 if lean(s) else 0)
         kept += c * width * copies * (max(1, pointwise) + product)
         if role is Role.EXPERT:
             gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
@@ -136,16 +148,30 @@ def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | 
     return kept
 
 
-def _saved_selectively(s: Setting, layer: LayerShape) -> float:
+def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
     """Per-operator selective checkpointing: the attention kernel's output and every second matrix product
-    (torchtitan, `activation_checkpoint.py`)."""
+    (torchtitan, `activation_checkpoint.py`), cut by tensor parallelism and whole.
+
+    Grouped expert products and 4-bit products run in operators that are not on the list, so they are
+    recomputed. Under tensor parallelism a row-parallel product is kept as wide as it leaves the kernel,
+    and the outputs of both reduce-scatters are kept too.
+    """
     c, h = s.dtypes.compute, s.shape.hidden
     a = layer.attention
-    outputs = [x.d_out for x in layer.linears if x.role is Role.ATTENTION]
-    for width, _, copies in _widths(layer):
-        outputs += [width * copies] * (2 if layer.gated else 1) + [h * copies]
-    matmuls = sum(outputs[::2])
-    return c * (matmuls + a.heads * a.v_head_dim) + 4 * a.heads
+    cut: list[float] = []
+    whole: list[float] = []
+    products: list[tuple[float, bool]] = [
+        (x.d_out, x.d_out == h) for x in layer.linears if x.role in (Role.ATTENTION, Role.ROUTER)
+    ]
+    if s.plan.precision is not Precision.NVFP4:
+        products += [
+            (x.d_out, x.d_out == h) for x in layer.linears if x.role in (Role.MLP, Role.SHARED_EXPERT)
+        ]
+    for width, row_parallel in products[::2]:
+        (whole if row_parallel and s.mesh.tp > 1 else cut).append(width)
+    if s.mesh.tp > 1:
+        cut.append(2 * h)
+    return c * (sum(cut) + a.heads * a.v_head_dim) + 4 * a.heads, c * sum(whole)
 
 
 def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
@@ -161,20 +187,38 @@ def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LogitsBytes:
-    """Bytes per token and vocabulary entry: when the loss is computed, and when its backward starts."""
+    """Bytes per token and vocabulary entry: when the loss is computed, when its backward starts, and what the
+    allocator has set aside by then (16- and 32-bit copies never share a block)."""
 
     forward: float
     backward: float
+    reserved: float
+
+
+CHUNKS = 8  # torchtitan's and torchtune's chunked losses
 
 
 def logits_bytes(s: Setting) -> LogitsBytes:
-    """Full: logits, their fp32 copy and the log-softmax (10), then log-softmax and two fp32 gradients (12);
-    compiled: logits and their gradient with one fp32 pass; chunked: logits in the compute dtype kept by
-    chunks, one chunk in fp32; fused: nothing of size V lives outside the kernel."""
+    """Full: logits, their fp32 copy and the log-softmax forward; log-softmax and two fp32 gradients backward.
+
+    Under tensor parallelism the loss is computed on shards by DTensor's loss-parallel handlers, which
+    build shifted logits, the one-hot gradient, the exponentials and their sum one after the other
+    (torch/distributed/tensor/parallel/loss.py). Compiled, one fp32 pass is fused away. Chunked, an
+    eager loss keeps every chunk's log-softmax, a compiled one only the chunk it works on. Fused:
+    nothing of size V lives outside the kernel.
+    """
     c = s.dtypes.compute
-    return {
-        Loss.FULL: LogitsBytes(c + 8, 12),
-        Loss.COMPILED: LogitsBytes(c + 4, c + 6),
-        Loss.CHUNKED: LogitsBytes(c, c + 12 / 8),
-        Loss.FUSED: LogitsBytes(0, 0),
-    }[s.plan.loss]
+    match s.plan.loss:
+        case Loss.FULL if s.mesh.tp > 1 and s.plan.strategy is not Strategy.MEGATRON:
+            return LogitsBytes(c + 12, 16, c + 16)
+        case Loss.FULL:
+            return LogitsBytes(c + 8, 12, c + 12)
+        case Loss.COMPILED:
+            return LogitsBytes(c + 4, c + 6, c + 6)
+        case Loss.CHUNKED if s.plan.compile:
+            whole = (c + 12) / CHUNKS
+            return LogitsBytes(whole, whole, whole + c / 4)
+        case Loss.CHUNKED:
+            return LogitsBytes(c + 4, c + 4, c + 4 + 4 / CHUNKS)
+        case _:
+            return LogitsBytes(0, 0, 0)

@@ -19,7 +19,7 @@ from ftdash.engine.planner.numerics import (
     SHARDS_OPTIMIZER,
     SHARDS_WEIGHTS,
 )
-from ftdash.engine.planner.reserved import context_bytes, imbalance_bytes, reserved_bytes
+from ftdash.engine.planner.reserved import FIXED_SEGMENTS, context_bytes, imbalance_bytes, reserved_bytes
 from ftdash.engine.planner.result import Memory, ModelStates, Phase, PhaseName
 from ftdash.engine.planner.setting import Setting
 
@@ -112,32 +112,39 @@ class StageActivations:
     live: float  # while one block is recomputed and goes backward
     logits_forward: float
     logits_backward: float
+    logits_reserved: float
 
 
 def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivations:
     """Bytes on one rank. Tensor parallelism cuts them by its degree (with sequence parallelism between the
     blocks, arXiv 2205.05198); the logits are cut by it too, and by CP, never by data parallelism."""
-    tokens = s.tokens / s.mesh.tp
-    saved = offloadable = live = one = 0.0
+    tp = s.mesh.tp
+    saved = live = one = 0.0
     for index, (count, layer, _) in enumerate(stage.blocks):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
         block = block_activations(s, layer, adapted)
-        saved += count * block.saved
-        offloadable += count * block.offloadable
-        live = max(live, block.live)
-        one = max(one, block.saved)
+        kept = block.saved / tp + block.saved_whole
+        saved += count * kept
+        live = max(live, block.live / tp + block.live_whole)
+        one = max(one, kept)
     in_flight = micro_batches_in_flight(s) if first else 1.0
-    saved *= tokens * in_flight
+    saved *= s.tokens * in_flight
     if s.plan.activation_offload:
         # What is on its way: the block that computes and the two that are being copied.
-        saved = min(saved, 3 * one * tokens)
-    logits = logits_bytes(s)
-    entries = s.tokens * s.shape.vocab / s.mesh.tp if stage.head else 0.0
+        saved = min(saved, 3 * one * s.tokens)
+    entries = 0.0
     if stage.head:
+        entries = s.tokens * s.shape.vocab / tp
         # The final norm keeps its fp32 input, the head its own.
-        saved += tokens * s.shape.hidden * (4 + 2 * s.dtypes.compute)
+        saved += s.tokens / tp * s.shape.hidden * (4 + 2 * s.dtypes.compute)
+    logits = logits_bytes(s)
     return StageActivations(
-        saved, one * tokens, live * tokens, logits.forward * entries, logits.backward * entries
+        saved,
+        one * s.tokens,
+        live * s.tokens,
+        logits.forward * entries,
+        logits.backward * entries,
+        logits.reserved * entries,
     )
 
 
@@ -162,7 +169,13 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     g = transients.gathered(s, stage)
     b = transients.buffers(s, stage)
     w, o, grads = rest.weights, rest.optimizer, rest.gradients
-    grads_early = grads if s.micro_steps > 1 or s.plan.strategy is Strategy.MEGATRON else 0.0
+    persistent = s.micro_steps > 1 or s.plan.strategy is Strategy.MEGATRON
+    early = grads if persistent else 0.0
+    # FSDP reduces on a stream of its own: its gradients' blocks stay with that stream after they are freed,
+    # as the all-gather's stay with the copy-in stream (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    pools = g.pool + (grads - early if s.plan.strategy in FSDP_FAMILY else 0.0)
+
+    temporaries = acts.live if s.plan.strategy in FIXED_SEGMENTS else 0.0
 
     def phase(name: PhaseName, **terms: float) -> Phase:
         return Phase(name, **{key: round(value) for key, value in terms.items()})
@@ -174,30 +187,33 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         PhaseName.FORWARD_END,
         weights=w,
         optimizer=o,
-        gradients=grads_early,
+        gradients=early,
         activations=acts.saved,
         logits=acts.logits_forward,
         gathered=g.forward,
         buffers=b.always + b.casts,
+        cached=pools,
     )
     at_loss = phase(
         PhaseName.BACKWARD_START,
         weights=w,
         optimizer=o,
-        gradients=grads_early,
+        gradients=early,
         activations=acts.saved,
         logits=acts.logits_backward,
         gathered=g.loss,
         buffers=b.always + b.casts,
+        cached=pools + acts.logits_reserved - acts.logits_backward + temporaries,
     )
     last_block = phase(
         PhaseName.BACKWARD_START,
         weights=w,
         optimizer=o,
-        gradients=grads_early,
+        gradients=early,
         activations=acts.saved + acts.live,
         gathered=g.backward,
         buffers=b.always + b.casts + b.head_gradient + b.block_gradient,
+        cached=pools,
     )
     first_block = phase(
         PhaseName.BACKWARD_END,
@@ -205,8 +221,9 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         optimizer=o,
         gradients=max(0.0, grads - b.block_gradient_at_rest),
         activations=acts.one_block + acts.live,
-        gathered=g.backward,
+        gathered=g.backward_end,
         buffers=b.always + b.casts_at_end + b.head_gradient + b.block_gradient,
+        cached=g.pool,
     )
     root_reduced = phase(
         PhaseName.BACKWARD_END,
@@ -215,8 +232,11 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         gradients=grads,
         gathered=g.root_end,
         buffers=b.always + b.root,
+        cached=g.pool,
     )
-    step = phase(PhaseName.OPTIMIZER_STEP, weights=w, optimizer=o, gradients=grads, buffers=b.always + b.step)
+    step = phase(
+        PhaseName.OPTIMIZER_STEP, weights=w, optimizer=o, gradients=grads, buffers=b.always + b.step, cached=g.pool
+    )
     load = phase(PhaseName.LOAD, weights=w + transients.load_extra(s, stage))
     save = phase(
         PhaseName.SAVE, weights=w, optimizer=o, gathered=transients.save_gather(s, stage), buffers=b.always

@@ -72,6 +72,7 @@ class Phase:
     logits: int = 0
     gathered: int = 0
     buffers: int = 0
+    cached: int = 0  # held by the allocator for other phases and streams, on top of `total`
 
     @property
     def total(self) -> int:

@@ -29,33 +29,34 @@ class Gathered:
 
     forward: float = 0.0  # when the last block has run
     loss: float = 0.0  # when the loss goes backward
-    backward: float = 0.0  # while a block goes backward
+    backward: float = 0.0  # while the last block goes backward
+    backward_end: float = 0.0  # while the first block goes backward
     root_end: float = 0.0  # when the root unit's gradients are reduced
+    pool: float = 0.0  # all-gather outputs, kept by the allocator for the copy-in stream
 
 
 def gathered(s: Setting, stage: Stage) -> Gathered:
     """FSDP: the root unit, the block that runs and the one prefetched (torch FSDP2 prefetches one all-gather);
-    without re-sharding every block stays. ZeRO-3: up to `max_live_parameters` and the prefetch bucket stay,
-    and a block with all its experts is gathered whole."""
+    without re-sharding every block stays until its backward. A pipeline stage is not re-sharded between
+    micro-batches (torchtitan, `reshard_after_forward: default`). ZeRO-3: up to `max_live_parameters` and the
+    prefetch bucket stay, and a block with all its experts is gathered whole."""
     strategy = s.plan.strategy
     if strategy not in SHARDS_WEIGHTS:
         return Gathered()
     root = stage.root.gathered_bytes(s)
     block = stage.largest_block(s).gathered_bytes(s)
+    whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
     if strategy is Strategy.ZERO3:
-        whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
-        return Gathered(live, live, live, root)
-    if strategy is Strategy.FSDP_NO_RESHARD:
-        whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
-        return Gathered(whole, whole, whole, root)
+        return Gathered(live, live, live, live, root)
     dequantised = _dequantised_block(s, stage)
-    return Gathered(
-        forward=root + block + dequantised,
-        loss=root + block,
-        backward=root + 2 * block + dequantised,
-        root_end=0.0,
-    )
+    two = root + 2 * block + dequantised
+    pool = max(root, block)
+    if strategy is Strategy.FSDP_NO_RESHARD:
+        return Gathered(whole, whole, whole + dequantised, two, 0.0, pool)
+    if s.mesh.pp > 1:
+        return Gathered(whole, whole, whole + dequantised, whole, 0.0, pool)
+    return Gathered(root + block + dequantised, root + block, two, two, 0.0, pool)
 
 
 def _dequantised_block(s: Setting, stage: Stage) -> float:
@@ -123,7 +124,11 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
+    # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype (torchtitan, PyTorch's
+    # pipelining stage: set_requires_gradient_sync(False) until the last).
+    waiting = d.reduce * _trainable(stage) if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
+        always=waiting,
         head_gradient=d.compute * head,
         block_gradient=copies * block,
         block_gradient_at_rest=d.grad * block / s.mesh.param_shard,
@@ -167,6 +172,7 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
         always=d.grad * _trainable(stage) if ddp else 0.0,
         casts=casts,
         casts_at_end=d.compute * block if casts else 0.0,
+        head_gradient=d.grad * stage.head if stage.root_trains and s.lora is None else 0.0,
         block_gradient=d.grad * (block / 3 if in_backward else 0.0),
         root=d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0,
         step=_step_temporaries(s, stage, shard),

@@ -88,6 +88,8 @@ def plan_of(row: Row) -> Plan:
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
     fields["compile"] = _compiled(f["compile"])
     fields["loss"] = _loss(f["loss_impl"], bool(fields["compile"]))
+    if "loss" in f["compile"] and fields["loss"] == "full":
+        fields["loss"] = "compiled"
     fields["attention"] = "eager" if f["attention"].startswith("eager") else "flash"
     fields |= _optimizer(f["optimizer"])
     fields |= _offload(f)
