@@ -29,7 +29,7 @@ class BlockActivations:
 
 def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
     """Saved and live bytes per token under the plan's checkpointing; `adapted` is None in full training."""
-    everything = _saved_without_checkpointing(s, layer, adapted)
+    everything = saved_without_checkpointing(s, layer, adapted)
     h, c = s.shape.hidden, s.dtypes.compute
     boundary = h * s.dtypes.stream
     backward = _backward_temporaries(s, layer)
@@ -48,7 +48,7 @@ def lean(s: Setting) -> bool:
     return s.plan.compile or s.plan.strategy is Strategy.MEGATRON
 
 
-def _saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+def saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
     return (
         _norms_saved(s, layer, adapted)
         + _attention_saved(s, layer, adapted)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from ftdash.engine.plan import Attention, Checkpointing, Method, Offload, PipelineSchedule, Precision
-from ftdash.engine.planner.numerics import LOW_PRECISION
+import math
+
+from ftdash.engine.model.shape import Role
+from ftdash.engine.plan import Checkpointing, Method, Offload, PipelineSchedule, Precision
+from ftdash.engine.planner.activations import logits_bytes, saved_without_checkpointing
+from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
 from ftdash.engine.planner.result import Collective, StepTime, Traffic
 from ftdash.engine.planner.setting import Setting
 from ftdash.engine.planner.traffic import Flow, flows
 
 # Share of a link's bandwidth that large NCCL collectives reach (nccl-tests bus bandwidth over the vendor's rate).
-LINK_EFFICIENCY = {"nvlink": 0.75, "pcie": 0.55, "network": 0.7}
+LINK_EFFICIENCY = {"nvlink": 1.0, "pcie": 0.8, "network": 0.8}
+# GeForce and workstation cards have no peer-to-peer over PCIe: every byte goes through host memory and back.
+NO_PEER_FACTOR = 0.4
 
 
 def model_flops(params: float, tokens: float) -> float:
@@ -33,19 +39,6 @@ def matmul_params(s: Setting) -> float:
     return s.shape.active_params - lookup
 
 
-def hardware_flops(s: Setting, tokens: float) -> float:
-    """What the GPU really computes: 6Ψ, 8Ψ with full recomputation; over a frozen base 4Ψ, with recomputation
-    6Ψ, and 6 a trainable parameter."""
-    base = matmul_params(s)
-    recompute = 2 * base if s.plan.checkpointing is Checkpointing.FULL else 0.0
-    attention = attention_flops(s, tokens)
-    if s.plan.checkpointing is Checkpointing.FULL:
-        attention *= 4 / 3
-    if s.plan.method is Method.FULL:
-        return (6 * base + recompute) * tokens + attention
-    return (4 * base + recompute + 6 * s.trainable_params) * tokens + attention
-
-
 def peak_flops(s: Setting) -> float:
     """Dense FLOP/s of the units that the plan's precision runs its matrix products on."""
     gpu, precision = s.gpu, s.plan.precision
@@ -60,9 +53,86 @@ def peak_flops(s: Setting) -> float:
     return gpu.bf16_flops
 
 
-def efficiency(s: Setting) -> float:
-    """The share of peak that the compute itself reaches, communication apart."""
-    return 0.5
+# Share of the vendor's dense rate that large matrix products sustain under training's power draw, by architecture:
+# fitted to published runs (MosaicML llm-foundry, torchtune, torchtitan), whose whole-step figures are lower.
+MATMUL_EFFICIENCY = {"a": 0.76, "h": 0.60, "b": 0.56, "g": 0.56}
+MATMUL_EFFICIENCY_OTHER = 0.95  # workstation and older cards reach their lower rates more easily
+LOW_PRECISION_FACTOR = {Precision.FP8: 0.68, Precision.MXFP8: 0.72, Precision.NVFP4: 0.45}
+# FlashAttention-2, causal, forward and backward together (arXiv 2307.08691, figures 4 to 6; Hopper without FA3).
+ATTENTION_EFFICIENCY = {"a": 0.50, "h": 0.28, "b": 0.28, "g": 0.28}
+ATTENTION_EFFICIENCY_OTHER = 0.5
+# How often pointwise kernels read or write what autograd saves, forward and backward.
+POINTWISE_PASSES = 9.0
+POINTWISE_PASSES_COMPILED = 4.0
+WIDTH_HALF = 400  # hidden size at which products lose half of their efficiency
+EXPERT_WIDTH_HALF = 4500  # the same for the width of one routed expert
+TENSOR_SPLIT_LOSS = 0.16  # per doubling of TP: narrower products, gathers between them
+CONTENTION = 0.5  # of the hidden communication, as NCCL's kernels take SMs and bandwidth from the compute
+
+
+def _architecture(s: Setting) -> str:
+    return s.gpu.name[0] if s.gpu.name[:2] in ("a1", "a8", "h1", "h2", "b2", "gb") else ""
+
+
+def compute_seconds(s: Setting, tokens: float) -> float:
+    """Matrix products, attention and pointwise kernels of one micro-step on one rank."""
+    kind = _architecture(s)
+    rate = peak_flops(s)
+    matmul = MATMUL_EFFICIENCY.get(kind, MATMUL_EFFICIENCY_OTHER) * LOW_PRECISION_FACTOR.get(s.plan.precision, 1.0)
+    matmul *= s.shape.hidden / (s.shape.hidden + WIDTH_HALF)
+    matmul /= 1 + TENSOR_SPLIT_LOSS * math.log2(s.mesh.tp)
+    passes = _passes(s)
+    dense, experts = _matmul_params(s)
+    flops = passes * dense + 6 * (s.trainable_params if s.lora is not None else 0)
+    seconds = flops / (rate * matmul)
+    if experts:
+        width = max(group.layer.moe.expert_width for group in s.shape.groups if group.layer.moe)
+        seconds += passes * experts / (rate * matmul * width / (width + EXPERT_WIDTH_HALF))
+    attention = attention_flops(s, 1.0) * (4 / 3 if s.plan.checkpointing is Checkpointing.FULL else 1.0)
+    half_rate = s.gpu.bf16_flops or s.gpu.fp16_flops
+    seconds += attention / (half_rate * ATTENTION_EFFICIENCY.get(kind, ATTENTION_EFFICIENCY_OTHER))
+    seconds += _pointwise_bytes(s) / s.gpu.memory_bytes_per_s
+    return (tokens * seconds + _dequantise_seconds(s)) / (s.mesh.tp * s.mesh.pp)
+
+
+def _dequantise_seconds(s: Setting) -> float:
+    """Unpacking a k-bit base: read packed, write and read 16 bits, in forward, backward and recomputation."""
+    if s.dtypes.quant is None:
+        return 0.0
+    times = 2 + (s.plan.checkpointing is not Checkpointing.NONE)
+    return times * matmul_params(s) * (s.dtypes.quant + 4) / s.gpu.memory_bytes_per_s
+
+
+def _passes(s: Setting) -> float:
+    """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it trains,
+    2 more where a block is recomputed and half of that where every second product is kept."""
+    base = 6.0 if s.plan.method is Method.FULL else 4.0
+    return base + {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: 1.0, Checkpointing.FULL: 2.0}[
+        s.plan.checkpointing
+    ]
+
+
+def _matmul_params(s: Setting) -> tuple[float, float]:
+    """Active parameters in dense products and in routed experts."""
+    experts = sum(
+        group.count * linear.params / linear.count * group.layer.moe.top_k
+        for group in s.shape.groups
+        if group.layer.moe is not None
+        for linear in group.layer.linears
+        if linear.role is Role.EXPERT
+    )
+    return matmul_params(s) - experts, experts
+
+
+def _pointwise_bytes(s: Setting) -> float:
+    """Bytes that norms, rotations, activations and the loss move per token."""
+    passes = POINTWISE_PASSES_COMPILED if s.plan.compile else POINTWISE_PASSES
+    saved = sum(
+        group.count * saved_without_checkpointing(s, group.layer, None) for group in s.shape.groups
+    )
+    if s.plan.checkpointing is not Checkpointing.NONE:
+        passes *= 4 / 3
+    return passes * saved + 2 * logits_bytes(s).backward * s.shape.vocab
 
 
 def bubble(s: Setting) -> float:
@@ -74,13 +144,18 @@ def bubble(s: Setting) -> float:
     return (p - 1) / (v * m + p - 1)
 
 
-def _kind(flow: Flow) -> str:
+def link_kind(flow: Flow) -> str:
+    """ "nvlink", "pcie" or "network"."""
     name = flow.link.name
     return "nvlink" if name == "nvlink" else "pcie" if name.startswith("pcie") else "network"
 
 
-def _seconds(flow: Flow, micro_steps: int) -> float:
-    rate = flow.link.bytes_per_s * LINK_EFFICIENCY[_kind(flow)]
+def flow_seconds(s: Setting, flow: Flow, micro_steps: int) -> float:
+    """Bytes over the link's rate, plus a latency for every call."""
+    kind = link_kind(flow)
+    rate = flow.link.bytes_per_s * LINK_EFFICIENCY[kind]
+    if kind == "pcie" and s.gpu.name.startswith("rtx") and not flow.name.startswith("host"):
+        rate *= NO_PEER_FACTOR
     calls = flow.messages * (micro_steps if flow.per_micro_step else 1)
     return flow.total(micro_steps) / rate + calls * flow.link.latency_s
 
@@ -88,36 +163,32 @@ def _seconds(flow: Flow, micro_steps: int) -> float:
 def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:
     """Traffic by collective with its exposed part, and the time of one optimizer step."""
     m = s.micro_steps
-    tokens = s.tokens
-    model_parallel = s.mesh.tp * s.mesh.pp
-    compute = hardware_flops(s, tokens) / (peak_flops(s) * efficiency(s)) / model_parallel * m
+    compute = compute_seconds(s, s.tokens) * m
     idle = bubble(s)
-    room = compute  # seconds of compute that communication can hide behind
+    room = compute  # seconds of compute that each micro-step's communication can hide behind
+    room_at_end = compute / m * 2 / 3  # what is sent once a step hides behind the last backward only
     collectives = []
-    exposed_total = communication = 0.0
+    exposed_total = communication = hidden_total = 0.0
     by_kind: dict[str, float] = {}
     for flow in flows(s):
-        seconds = _seconds(flow, m)
-        hidden = min(seconds, room) if flow.overlaps else 0.0
-        # Communication on different links runs at once; on one link it queues.
+        seconds = flow_seconds(s, flow, m)
+        available = min(room, room_at_end) if not flow.per_micro_step else room
+        hidden = min(seconds, available) if flow.overlaps else 0.0
         room -= hidden
+        room_at_end -= 0.0 if flow.per_micro_step else hidden
         exposed = seconds - hidden
-        kind = _kind(flow)
-        by_kind[kind] = by_kind.get(kind, 0.0) + exposed
+        kind = link_kind(flow)
+        by_kind[kind] = by_kind.get(kind, 0.0) + seconds
         communication += seconds
         exposed_total += exposed
+        hidden_total += hidden
         collectives.append(
             Collective(flow.name, kind, round(flow.total(m)), round(flow.per_micro_step), seconds, exposed)
         )
     optimizer = optimizer_seconds(s)
-    step = (compute + exposed_total) / (1 - idle) + optimizer
+    step = (compute + exposed_total + CONTENTION * hidden_total) / (1 - idle) + optimizer
     step_tokens = s.plan.micro_batch * s.plan.seq_len * m * s.mesh.data_parallel
-    rate = step_tokens / step / s.mesh.world
     useful = model_flops(matmul_params(s), step_tokens) + attention_flops(s, step_tokens)
-    slowest = max(by_kind, key=lambda kind: by_kind[kind], default="compute")
-    binding = slowest if by_kind.get(slowest, 0.0) > compute else "compute"
-    if optimizer > max(compute, exposed_total):
-        binding = "memory"
     return (
         Traffic(tuple(collectives)),
         StepTime(
@@ -126,25 +197,40 @@ def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:
             exposed_s=exposed_total,
             step_s=step,
             tokens_per_step=step_tokens,
-            tokens_per_s_per_gpu=rate,
+            tokens_per_s_per_gpu=step_tokens / step / s.mesh.world,
             mfu=useful / step / s.mesh.world / peak_flops(s),
             bubble=idle,
-            bound_by=binding,
+            bound_by=_bound_by(compute, optimizer, by_kind),
         ),
     )
 
 
-# DeepSpeed's CPU Adam: about 1e9 parameters a second and node socket (DeepSpeed ZeRO-Offload tutorial).
-CPU_ADAM_PARAMS_PER_S = 1e9
+def _bound_by(compute: float, optimizer: float, by_kind: dict[str, float]) -> str:
+    slowest = max(by_kind, key=lambda kind: by_kind[kind], default="compute")
+    if optimizer > max(compute, by_kind.get(slowest, 0.0)):
+        return "memory"
+    return slowest if by_kind.get(slowest, 0.0) > compute else "compute"
+
+
+# DeepSpeed's CPU Adam and PyTorch's on a dual-socket host: parameters a second and node (torchtune's 70B run with
+# offloaded optimizer steps 3.4e9 a second).
+CPU_ADAM_PARAMS_PER_S = 3e9
 
 
 def optimizer_seconds(s: Setting) -> float:
-    """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload."""
-    share = s.trainable_params / s.mesh.tp / s.mesh.pp / s.mesh.param_shard
+    """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload, and by PCIe for paged
+    state that does not fit beside the weights."""
+    share = s.trainable_params / s.mesh.tp / s.mesh.pp
+    if s.plan.strategy in SHARDS_OPTIMIZER:
+        share /= s.mesh.param_shard
+    d = s.dtypes
     if s.plan.offload is not Offload.NONE:
         return share * s.mesh.ranks_per_node / CPU_ADAM_PARAMS_PER_S
-    touched = 2 * (s.dtypes.param + s.dtypes.master + s.dtypes.state) + s.dtypes.grad
-    return share * touched / s.gpu.memory_bytes_per_s
+    touched = 2 * (d.param + d.master + d.state) + d.grad
+    seconds = share * touched / s.gpu.memory_bytes_per_s
+    if d.paged_state:
+        seconds += 2 * share * d.state / (s.gpu.pcie_bytes_per_s * LINK_EFFICIENCY["pcie"])
+    return seconds
 
 
-__all__ = ["Attention", "attention_flops", "bubble", "hardware_flops", "model_flops", "traffic_and_time"]
+__all__ = ["attention_flops", "bubble", "model_flops", "traffic_and_time"]

@@ -34,10 +34,15 @@ class Flow:
 
 def link_between(s: Setting, ranks: int, stride: int) -> Link:
     """The slowest link in a group of `ranks` ranks that stand `stride` apart (tp innermost, then cp, shard,
-    replicate, pp)."""
-    if ranks * stride <= s.mesh.gpus_per_node:
+    replicate, pp). A ring over whole nodes leaves each node through the adapters of all its members at once."""
+    per_node = s.mesh.gpus_per_node
+    if ranks * stride <= per_node:
         return s.gpu.intra_node_link(s.mesh.ranks_per_node)
-    return s.gpu.inter_node_link(s.mesh.ranks_per_node)
+    network = s.gpu.inter_node_link(s.mesh.ranks_per_node)
+    members = max(1, per_node // stride)
+    inside = s.gpu.intra_node_link(s.mesh.ranks_per_node)
+    rate = network.bytes_per_s * members
+    return Link(network.name, min(rate, inside.bytes_per_s) if members > 1 else rate, network.latency_s)
 
 
 def flows(s: Setting) -> tuple[Flow, ...]:
