@@ -9,12 +9,14 @@ import resource
 import socket
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftdash.monitor import exits, procs
+from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.beat import Beat, read_beat
+from ftdash.monitor.history import RunHistory
 from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
-from ftdash.monitor.records import decode_lines, decoder
+from ftdash.monitor.records import Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
 from ftdash.monitor.snapshot import Surroundings, build_state
 from ftdash.monitor.state import RunPhase, RunState
@@ -54,6 +56,7 @@ class RunReader:
     def __init__(self, run: RunDir, points: int = 600) -> None:
         self.run = run
         self.summary = Summary(points)
+        self.history = RunHistory()
         self._manifest: Manifest | None = None
         self._manifest_seen: tuple[int, int, int] | None = None
         self._manifest_notice = ""
@@ -171,6 +174,9 @@ class RunReader:
             self._feed_history(file, data[:cut])
         records, garbage = decode_lines(decoder, data[cut:])
         self.summary.feed_rank(file.rank, records)
+        for record in records:
+            if type(record) is Step:
+                self.history.add_step(file.rank, record)
         file.garbage += garbage
 
     def _feed_history(self, file: _Followed, data: bytes) -> None:
@@ -212,7 +218,9 @@ class RunReader:
         )
         if self._processes == 0 and not agents and not final:
             manifest = self._with_end(manifest)
-        return build_state(self.run, manifest, self.summary, around)
+        state = build_state(self.run, manifest, self.summary, around)
+        self.history.observe(state)
+        return replace(state, alerts=state.alerts + find_alerts(state, self.history))
 
     def _living_agents(self, manifest: Manifest, now: float) -> tuple[str, ...]:
         """Hosts whose agent is alive: looked up by process here, by its last record elsewhere."""

@@ -80,7 +80,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
 
 
 def _signs(
-    rank: RankSummary, ended: Mapping[int | None, int], nodes: Mapping[str, NodeSummary], around: Surroundings
+    rank: RankSummary, ended: Mapping[int, int], nodes: Mapping[str, NodeSummary], around: Surroundings
 ) -> Signs:
     sample = rank.sample
     beat = around.beats.get(rank.rank)

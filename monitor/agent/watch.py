@@ -112,6 +112,8 @@ class RankWatch:
         if stat is not None and stat.start == watched.process.start and stat.state in "ZX":
             watched.code = procs.exit_code(stat.exit_status)
         if fd >= 0:
+            if watched.code is None:
+                watched.code = procs.reaped_exit_code(fd)
             self._poll.unregister(fd)
             os.close(fd)
         self.reap()

@@ -92,9 +92,7 @@ def _tell_summary(state: RunState, reasons: list[str]) -> None:
         print(f"loss {points[0]:.4f} -> {points[-1]:.4f} in {state.step} steps, {len(state.ranks)} ranks")
     if state.experts:
         worst = max(state.experts, key=lambda layer: layer.imbalance)
-        print(
-            f"experts: {len(state.experts)} MoE layers, most uneven {worst.imbalance:.2f} (layer {worst.layer})"
-        )
+        print(f"experts: {len(state.experts)} MoE layers, layer {worst.layer} is {worst.imbalance:.2f}")
     print("trained as asked" if not reasons else "did NOT train as asked")
 
 
