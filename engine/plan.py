@@ -158,6 +158,7 @@ class Plan:
     reduce_dtype: str | None = None  # "fp32" | "bf16"
     offload: Offload = Offload.NONE
     activation_offload: bool = False
+    unsharded_init: bool = False  # every rank loads the whole model before it is sharded
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values, as it is stored in run.json and in *.plan files."""

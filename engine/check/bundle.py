@@ -300,7 +300,7 @@ class Bundle:
     @cached_property
     def model(self) -> tuple[ModelShape, str] | None:
         """The model's shape and where it is named: a config.json given or local, or a preset of that name."""
-        from ftdash.engine.model.load import ModelError, load_config_file, load_preset, preset_names
+        from ftdash.engine.model.load import ModelError, load_config_file, load_preset
 
         for document in self.of(Kind.MODEL):
             try:
@@ -316,11 +316,10 @@ class Bundle:
                     return load_config_file(local), named.where
                 except ModelError:
                     return None
-        base = named.value.rstrip("/").rsplit("/", 1)[-1].lower()
-        for candidate in (base, re.sub(r"-(instruct|base|chat|it|hf|v[\d.]+|\d{4})\b", "", base)):
-            if candidate in preset_names():
-                return load_preset(candidate), named.where
-        return None
+        try:
+            return load_preset(named.value.rstrip("/")), named.where
+        except ModelError:
+            return None
 
     @cached_property
     def versions(self) -> dict[str, Sourced]:

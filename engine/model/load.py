@@ -104,27 +104,34 @@ def load_preset(name: str) -> ModelShape:
             f"--model {name}: no such preset; near: {', '.join(near)} ({len(preset_names())} in all,"
             " or --config FILE, or --params N)"
         )
-    config = msgspec.json.decode((presets.FOLDER / "models" / f"{chosen}.json").read_bytes())
+    config = _preset_config(chosen)
     return replace(_build(config, chosen, f"preset {chosen}"), source=config["source"])
+
+
+def _preset_config(name: str) -> dict[str, Any]:
+    return msgspec.json.decode((presets.FOLDER / "models" / f"{name}.json").read_bytes())
 
 
 def load_config_file(path: str | Path) -> ModelShape:
     """The shape in a hub config.json (or a folder that holds one), named after its folder or file."""
     file = Path(path)
-    if file.is_dir():
-        file = file / "config.json"
+    config = _read_json(file)
+    named = file.resolve() if file.is_dir() else file.resolve().parent
+    name = named.name if file.is_dir() or file.name == "config.json" else file.stem
+    return replace(_build(config, name, f"--config {path}"), source=str(path))
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    file = path / "config.json" if path.is_dir() else path
     try:
-        raw = file.read_bytes()
+        config = msgspec.json.decode(file.read_bytes())
     except OSError as error:
         raise ModelError(f"--config {path}: {error.strerror or error}; a Hugging Face config.json") from None
-    try:
-        config = msgspec.json.decode(raw)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"--config {path}: not JSON: {error}") from None
     if not isinstance(config, Mapping):
         raise ModelError(f"--config {path}: not a JSON object but a {type(config).__name__}")
-    name = file.resolve().parent.name if file.name == "config.json" else file.stem
-    return replace(_build(config, name, f"--config {path}"), source=str(path))
+    return config
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -220,6 +227,27 @@ def resolve(plan: Plan) -> ModelShape:
     except OSError:
         stamp = 0
     return _resolve_file(str(path), stamp)
+
+
+def hub_config(plan: Plan) -> dict[str, Any]:
+    """The config keys behind a plan's model, for whoever builds the real class. Raises ModelError."""
+    shape = resolve(plan)
+    if plan.model is not None:
+        return _preset_config(shape.name)
+    if plan.config is not None:
+        return dict(_read_json(Path(plan.config)))
+    layer = shape.groups[0].layer
+    return {
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": layer.ffn_width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": layer.attention.heads,
+        "num_key_value_heads": layer.attention.kv_heads,
+        "head_dim": layer.attention.head_dim,
+        "vocab_size": shape.vocab,
+        "tie_word_embeddings": False,
+    }
 
 
 @lru_cache(maxsize=32)

@@ -84,6 +84,12 @@ def lora_params(
     )
 
 
+def adapted_names(shape: ModelShape, targets: tuple[str, ...]) -> tuple[str, ...]:
+    """The module names that `targets` stand for in this model, experts aside, as peft takes them."""
+    count = lora_params(shape, 1, targets)
+    return tuple(sorted({linear.name for layer in count.layers for linear in layer.adapted}))
+
+
 def _layer(layer: LayerShape, rank: int, targets: tuple[str, ...], mode: ExpertLora, dora: bool) -> LayerLora:
     sums = {Role.ATTENTION: 0, Role.MLP: 0, Role.EXPERT: 0}
     adapted = []

@@ -69,6 +69,9 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     first = tuple(x for x in layer.linears if x.role is Role.ATTENTION and x.d_in == h)
     second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
     outputs = c * h * (_inputs_kept(adapted, first) + _inputs_kept(adapted, second))
+    if s.dtypes.autocast and stream == 4 and adapted is None:
+        # Each linear under autocast keeps a cast of its own of the norm's fp32 output.
+        outputs = c * h * (len(first) + sum(x.role is not Role.EXPERT for x in second))
     if lean(s):
         return 2 * stream * h + outputs
     normalised = stream * h if adapted is None else 0
@@ -114,8 +117,8 @@ def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ..
     for width, role, copies in _widths(layer):
         down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
         product = _inputs_kept(adapted, down) if down else True
-        pointwise = (3 if layer.gated else 1) - (1 if lean(s) else 0)
-        kept += c * width * copies * (max(1, pointwise) + product)
+        pointwise = max(1, (3 if layer.gated else 1) - (1 if lean(s) else 0))
+        kept += width * copies * (s.dtypes.pointwise * pointwise + c * product)
         if role is Role.EXPERT:
             gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
             kept += copies * c * h * (1 + _inputs_kept(adapted, gate))
@@ -136,15 +139,33 @@ def _widths(layer: LayerShape) -> tuple[tuple[int, Role, int], ...]:
 
 
 def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
-    """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well."""
+    """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well.
+
+    fp32 adapters under autocast each cast their input for themselves, so nothing is shared between q, k and v.
+    """
     if not adapted:
         return 0.0
     c = s.dtypes.compute
     copies = layer.moe.top_k if layer.moe is not None else 1
     kept = 0.0
+    own_casts = s.dtypes.autocast and s.dtypes.param == 4
     for linear in adapted:
         times = copies if linear.role is Role.EXPERT else 1
         kept += times * c * (s.plan.lora_rank + (2 * linear.d_out if s.plan.dora else 0))
+        if own_casts:
+            kept += times * c * linear.d_in
+    if own_casts:
+        # Counted already: one input for the projections that read the residual stream, one for the down projection.
+        h = s.shape.hidden
+        for role in {linear.role for linear in adapted}:
+            times = copies if role is Role.EXPERT else 1
+            readers = [x for x in adapted if x.role is role]
+            kept -= times * c * h * any(x.d_in == h for x in readers)
+            kept -= (
+                times
+                * c
+                * max((x.d_in for x in readers if x.role is not Role.ATTENTION and x.d_in != h), default=0)
+            )
     return kept
 
 

@@ -2,84 +2,117 @@
 
 from __future__ import annotations
 
-from ftdash.engine.plan import Checkpointing, Method, Offload
-from ftdash.engine.planner.inventory import Stage, Unit, stages
-from ftdash.engine.planner.numerics import SHARDS_WEIGHTS
+from collections.abc import Iterator
+
+from ftdash.engine.plan import Checkpointing, Offload, Strategy
+from ftdash.engine.planner.inventory import Stage, stages
+from ftdash.engine.planner.numerics import SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.setting import Setting
 
-# Python, torch and the tokenizer in one rank; transformers measured at about this on the test stack.
+# Resident size of a rank that has imported torch, transformers and a trainer: an assumption, near what one
+# rank shows on the test stack with CUDA libraries mapped.
 PROCESS_BYTES = 2 * 2**30
+SUB_GROUP = 1e9  # elements; DeepSpeed's sub_group_size, one pinned buffer each
+NVME_BUFFER = 1e8  # elements; DeepSpeed's aio buffer_size
+NVME_BUFFERS = 5  # DeepSpeed's buffer_count, for parameters and again for optimizer state
 
 
 def next_pow2(size: float) -> int:
     """The block that PyTorch's pinned-host allocator takes for `size` bytes: the next power of two."""
-    whole = max(1, int(-(-size // 1)))
+    whole = max(1, -int(-size // 1))
     return 1 << (whole - 1).bit_length()
 
 
+def pinned_bytes(total: float, buffer: float) -> int:
+    """Pinned memory of `total` bytes that are cut into buffers of at most `buffer` bytes."""
+    full, rest = divmod(total, buffer)
+    return int(full) * next_pow2(buffer) + (next_pow2(rest) if rest >= 1 else 0)
+
+
 def load_bytes_per_rank(s: Setting) -> float:
-    """One copy of the checkpoint in the dtype it is loaded in; a k-bit base is quantised on every rank."""
-    d = s.dtypes
-    total = float(s.shape.total_params)
+    """One copy of the checkpoint as it stands in memory while loading; a k-bit base is packed by then."""
+    d, shape = s.dtypes, s.shape
     if d.quant is None:
-        return total * 2 if d.frozen == 2 else total * 4
+        return float(shape.total_params * d.frozen)
+    mesh = s.mesh
     stage = stages(s)[0]
-    quantised = (
-        stage.total("quantised_dense") * s.mesh.tp * s.mesh.pp
-        + stage.total("quantised_experts") * max(s.mesh.ep, s.mesh.tp if s.mesh.ep == 1 else 1) * s.mesh.pp
-    )
-    return quantised * d.quant + (total - quantised) * d.upcast_frozen
+    packed = stage.total("quantised_dense") * mesh.tp * mesh.pp
+    packed += stage.total("quantised_experts") * (mesh.ep if mesh.ep > 1 else mesh.tp) * mesh.pp
+    return packed * d.quant + (shape.total_params - packed) * d.upcast_frozen
 
 
 def loading_ranks(s: Setting) -> int:
-    """How many ranks of a node hold a whole copy while loading: one where the others start empty (accelerate's
-    cpu_ram_efficient_loading under FSDP) or where initialisation is sharded (zero.Init); none of that reaches
-    a k-bit base, which every rank quantises for itself, nor replicated strategies."""
-    if s.plan.strategy in SHARDS_WEIGHTS and s.dtypes.quant is None:
+    """How many ranks of a node hold a whole copy while loading.
+
+    One, where the others start empty (accelerate's cpu_ram_efficient_loading under FSDP) or where
+    initialisation is sharded (zero.Init). Neither reaches a k-bit base, which every rank quantises for
+    itself, nor replicated strategies.
+    """
+    if s.plan.strategy in SHARDS_WEIGHTS and s.dtypes.quant is None and not s.plan.unsharded_init:
         return 1
     return s.mesh.ranks_per_node
 
 
-def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> list[float]:
-    """The pinned buffers of one rank: parameters, gradients, optimizer state, whatever --offload moves."""
-    d, plan, n = s.dtypes, s.plan, s.mesh.param_shard
-    trainable = stage.total("trainable_dense") / n + stage.total("trainable_experts") / s.mesh.expert_shard
+def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
+    """Pinned host memory of one rank for what --offload moves.
+
+    DeepSpeed pins one flat buffer a sub-group for master weights, each moment and gradients; FSDP2 pins
+    every parameter's shard for itself. Both go through the allocator that rounds up to powers of two.
+    FSDP1 pins one flat shard a block. NVMe keeps only swap buffers in memory.
+    """
+    d, plan, n, ne = s.dtypes, s.plan, s.mesh.param_shard, s.mesh.expert_shard
+    trainable = stage.total("trainable_dense") / n + stage.total("trainable_experts") / ne
     if plan.offload is Offload.NONE:
-        return [trainable * d.state] if d.paged_state else []
-    buffers = [
-        trainable
-        * (d.master + d.param if d.master == 0 and plan.offload is Offload.ALL else trainable and d.master)
-    ]
-    buffers = [trainable * d.master, *([trainable * d.state / 2] * 2), trainable * d.grad]
-    if plan.offload in (Offload.ALL, Offload.NVME):
-        buffers.append(trainable * d.param)
-        units: list[tuple[float, Unit]] = [(count, unit) for count, _, unit in stage.blocks] + [
-            (1.0, stage.root)
-        ]
-        buffers.append(sum(c * u.frozen_bytes(s, n, s.mesh.expert_shard) for c, u in units))
+        return trainable * d.state if d.paged_state else 0.0
     if plan.offload is Offload.NVME:
-        # What stays in memory are the swap buffers: DeepSpeed's five of 1e8 elements each, for reading and writing.
-        return [5 * 1e8 * 2.0, 5 * 1e8 * 2.0]
-    return [size for size in buffers if size]
+        return 2 * NVME_BUFFERS * next_pow2(NVME_BUFFER * 4)
+    states = (d.master, d.state / 2, d.state / 2, d.grad)
+    whole = plan.offload is Offload.ALL
+    if plan.strategy in ZERO_FAMILY:
+        held = float(sum(pinned_bytes(trainable * size, SUB_GROUP * size) for size in states if size))
+        if whole:
+            held += sum(next_pow2(size) for size in _shards(s, stage, d.param))
+        return held
+    moments = trainable * (d.master + d.state)
+    if not whole:
+        return moments + trainable * d.grad
+    if plan.strategy is Strategy.FSDP1:
+        units = [(count, unit) for count, _, unit in stage.blocks] + [(1.0, stage.root)]
+        frozen = sum(count * unit.frozen_bytes(s, n, ne) for count, unit in units)
+        return moments + frozen + trainable * (d.param + d.grad)
+    return moments + sum(next_pow2(size) for size in _shards(s, stage, d.param)) + trainable * d.grad
+
+
+def _shards(s: Setting, stage: Stage, per_trainable: float) -> Iterator[float]:
+    """Bytes of each parameter tensor's shard on one rank; all adapters of a block count as one."""
+    d, n, ne = s.dtypes, s.mesh.param_shard, s.mesh.expert_shard
+    for count, layer, unit in stage.blocks:
+        weight = (
+            per_trainable if s.lora is None else d.quant if unit.quantised_dense and d.quant else d.frozen
+        )
+        for _ in range(max(1, round(count))):
+            yield from (
+                linear.params * weight / s.mesh.tp / (ne if linear.count > 1 else n)
+                for linear in layer.linears
+            )
+            if s.lora is not None and unit.trainable:
+                yield unit.trainable * per_trainable / n
+    yield stage.root.frozen_bytes(s, n, ne) + stage.root.trainable * per_trainable / n
 
 
 def host_ram(s: Setting) -> int:
-    """Peak bytes of host memory on one node: loading copies and offloaded buffers are there together, because
-    the copies are dropped only when training starts."""
-    stage = stages(s)[0]
+    """Peak bytes of host memory on one node. Loading copies and offloaded shards are there together: the copies
+    are dropped only when training starts."""
     ranks = s.mesh.ranks_per_node
+    offloaded = ranks * offloaded_bytes_per_rank(s, stages(s)[0])
     loading = loading_ranks(s) * load_bytes_per_rank(s)
-    offloaded = ranks * sum(offloaded_bytes_per_rank(s, stage))
     activations = ranks * activation_offload_bytes(s) if s.plan.activation_offload else 0.0
-    return round(ranks * PROCESS_BYTES + max(loading + offloaded, offloaded + activations))
+    return round(ranks * PROCESS_BYTES + offloaded + max(loading, activations))
 
 
 def activation_offload_bytes(s: Setting) -> float:
-    """Saved block inputs that wait in host memory."""
+    """Saved block inputs that wait in one rank's host memory; without checkpointing about eight times as much."""
     width = s.shape.hidden * s.dtypes.stream
     if s.plan.checkpointing is not Checkpointing.FULL:
         width *= 8
     return s.tokens / s.mesh.tp * width * s.shape.layers / s.mesh.pp
-
-
-__all__ = ["Method", "host_ram", "load_bytes_per_rank", "next_pow2", "offloaded_bytes_per_rank"]

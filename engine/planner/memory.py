@@ -235,9 +235,14 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         cached=g.pool,
     )
     step = phase(
-        PhaseName.OPTIMIZER_STEP, weights=w, optimizer=o, gradients=grads, buffers=b.always + b.step, cached=g.pool
+        PhaseName.OPTIMIZER_STEP,
+        weights=w,
+        optimizer=o,
+        gradients=grads,
+        buffers=b.always + b.step,
+        cached=g.pool,
     )
-    load = phase(PhaseName.LOAD, weights=w + transients.load_extra(s, stage))
+    load = phase(PhaseName.LOAD, weights=transients.load_bytes(s, stage, w))
     save = phase(
         PhaseName.SAVE, weights=w, optimizer=o, gathered=transients.save_gather(s, stage), buffers=b.always
     )

@@ -36,6 +36,7 @@ class Numerics:
     """Bytes per parameter or per activation element of one plan."""
 
     compute: int  # gathered weights and activations
+    pointwise: int  # gate, up and their product between the matrix products
     stream: int  # residual stream between blocks, saved by full checkpointing
     param: int  # a trainable parameter at rest
     master: int  # an fp32 copy beside it (ZeRO, Megatron)
@@ -46,7 +47,9 @@ class Numerics:
     frozen: int  # an unquantised frozen weight
     upcast_frozen: int  # embeddings, norms and head of a k-bit model
     quant: float | None  # a quantised weight
-    autocast: bool  # weights are cast to the compute dtype on use, and the casts live as long as the graph
+    autocast: (
+        bool  # operators cast what they are given to the compute dtype, and the casts live with the graph
+    )
 
     @property
     def zero_weight(self) -> int:
@@ -91,6 +94,8 @@ def numerics(plan: Plan) -> Numerics:
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
     return Numerics(
         compute=compute,
+        # A k-bit linear answers in the dtype it was asked in, and fp32 norms ask in fp32 (bitsandbytes Linear4bit).
+        pointwise=4 if kbit else compute,
         stream=stream,
         param=param,
         master=master,

@@ -78,7 +78,9 @@ def compute_seconds(s: Setting, tokens: float) -> float:
     """Matrix products, attention and pointwise kernels of one micro-step on one rank."""
     kind = _architecture(s)
     rate = peak_flops(s)
-    matmul = MATMUL_EFFICIENCY.get(kind, MATMUL_EFFICIENCY_OTHER) * LOW_PRECISION_FACTOR.get(s.plan.precision, 1.0)
+    matmul = MATMUL_EFFICIENCY.get(kind, MATMUL_EFFICIENCY_OTHER) * LOW_PRECISION_FACTOR.get(
+        s.plan.precision, 1.0
+    )
     matmul *= s.shape.hidden / (s.shape.hidden + WIDTH_HALF)
     matmul /= 1 + TENSOR_SPLIT_LOSS * math.log2(s.mesh.tp)
     passes = _passes(s)
@@ -107,9 +109,12 @@ def _passes(s: Setting) -> float:
     """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it trains,
     2 more where a block is recomputed and half of that where every second product is kept."""
     base = 6.0 if s.plan.method is Method.FULL else 4.0
-    return base + {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: 1.0, Checkpointing.FULL: 2.0}[
-        s.plan.checkpointing
-    ]
+    return (
+        base
+        + {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: 1.0, Checkpointing.FULL: 2.0}[
+            s.plan.checkpointing
+        ]
+    )
 
 
 def _matmul_params(s: Setting) -> tuple[float, float]:
@@ -127,9 +132,7 @@ def _matmul_params(s: Setting) -> tuple[float, float]:
 def _pointwise_bytes(s: Setting) -> float:
     """Bytes that norms, rotations, activations and the loss move per token."""
     passes = POINTWISE_PASSES_COMPILED if s.plan.compile else POINTWISE_PASSES
-    saved = sum(
-        group.count * saved_without_checkpointing(s, group.layer, None) for group in s.shape.groups
-    )
+    saved = sum(group.count * saved_without_checkpointing(s, group.layer, None) for group in s.shape.groups)
     if s.plan.checkpointing is not Checkpointing.NONE:
         passes *= 4 / 3
     return passes * saved + 2 * logits_bytes(s).backward * s.shape.vocab

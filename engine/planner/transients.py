@@ -179,9 +179,13 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
     )
 
 
-def load_extra(s: Setting, stage: Stage) -> float:
-    """Beyond the weights at rest while loading: quantising on the GPU holds one matrix in 16 bits."""
-    return _dequantised_block(s, stage)
+def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
+    """Weights on the GPU while loading. Replicated strategies and DeepSpeed without zero.Init hold the whole model
+    there before anything is sharded; FSDP loads on the host; quantising holds one matrix in 16 bits beside it."""
+    if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
+        whole = stage.total("frozen_dense") + stage.total("frozen_experts") + _trainable(stage)
+        return max(at_rest, s.dtypes.compute * whole)
+    return at_rest + _dequantised_block(s, stage)
 
 
 def save_gather(s: Setting, stage: Stage) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 from ftdash.engine.train import gloo_fsdp, options, verify
 from ftdash.engine.train.options import Options, TrainError
@@ -17,6 +18,8 @@ def main(argv: list[str] | None = None) -> int:
     chosen, deepspeed = options.parse(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # DeepSpeed calls collectives by names that torch is retiring, several hundred times a step.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed.c10d_logger")
     if chosen.smoke:
         from ftdash.engine.train import smoke
 

@@ -29,9 +29,10 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
     from ftdash.monitor.hook.trainer import FtdashCallback
 
     loading.quiet()
-    # Before the model: under ZeRO-3 these tell from_pretrained to partition while it loads.
-    arguments = _arguments(options, deepspeed)
+    # A tiny model is built before anything of a process group or ZeRO-3 stands around it.
     source = loading.model_source(options)
+    # Before the model is loaded: under ZeRO-3 these tell from_pretrained to partition while it loads.
+    arguments = _arguments(options, deepspeed)
     tokenizer = loading.load_tokenizer(source, options)
     dataset = data.load(options.data)
     loading.enough_rows(len(dataset), options)

@@ -19,7 +19,6 @@ from ftdash.engine.train import data
 from ftdash.engine.train.options import TrainError
 from ftdash.monitor.rundir import home
 
-VOCAB = 768
 WEIGHTS_SEED = 1234
 TINY_MODELS = ("tiny-qwen3", "tiny-moe")
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
@@ -50,7 +49,7 @@ def tiny_folder(name: str) -> Path:
     """
     config = _read_config(name)
     key = hashlib.sha256()
-    for part in (config, CHAT_TEMPLATE.encode(), data.shipped_path().read_bytes(), str(VOCAB).encode()):
+    for part in (config, CHAT_TEMPLATE.encode(), data.shipped_path().read_bytes(), b"layout 2"):
         key.update(hashlib.sha256(part).digest())
     folder = home() / "tiny" / f"{name}-{key.hexdigest()[:12]}"
     try:
@@ -81,8 +80,8 @@ def _texts() -> Iterator[str]:
             yield message["content"]
 
 
-def build_tokenizer() -> Any:
-    """A PreTrainedTokenizerFast of exactly `VOCAB` tokens, special ones and the 256 bytes included."""
+def build_tokenizer(vocab_size: int) -> Any:
+    """A PreTrainedTokenizerFast of at most `vocab_size` tokens, special ones and the 256 bytes included."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -90,7 +89,7 @@ def build_tokenizer() -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         special_tokens=[PAD, START, END],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
@@ -105,18 +104,19 @@ def build_tokenizer() -> Any:
 
 def _build(config: dict[str, Any], folder: Path) -> None:
     import torch
+    from safetensors.torch import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = build_tokenizer()
-    config = {
-        **config,
-        "vocab_size": VOCAB,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
+    tokenizer = build_tokenizer(config["vocab_size"])
+    config.pop("source", None)
+    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(WEIGHTS_SEED)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    model.save_pretrained(folder)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**{**config, **tokens, "bos_token_id": None})
+        )
+    # Not save_pretrained: inside a process group that writes on rank 0 only, and any rank may come first.
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model.config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -98,14 +98,14 @@ def observe(wrapped: Any, model: Any, distributed_type: str, zero_stage: int = 0
     from torch.distributed.tensor import DTensor
 
     ready = dist.is_available() and dist.is_initialized()
-    total = trainable = adapters = dtensors = sharded = unsharded = quantized = 0
+    total = trainable = adapters = dtensors = sharded = unsharded = 0
     mesh: dict[str, int] = {}
+    packed = _packed_weights(model)
     for name, parameter in model.named_parameters():
-        size = _true_size(parameter)
+        size = packed.get(id(parameter)) or _true_size(parameter)
         is_dtensor = isinstance(parameter, DTensor)
         total += size
         dtensors += is_dtensor
-        quantized += _is_quantized(parameter)
         if is_dtensor:
             local = parameter.to_local().numel()
             sharded += local < parameter.numel()
@@ -129,22 +129,26 @@ def observe(wrapped: Any, model: Any, distributed_type: str, zero_stage: int = 0
         total_params=total,
         trainable_params=trainable,
         adapter_params=adapters,
-        quantized_layers=quantized,
+        quantized_layers=len(packed),
         mesh=mesh,
     )
 
 
-def _is_quantized(parameter: Any) -> bool:
-    """A 4-bit weight, also after FSDP2 made a DTensor of it."""
-    return type(parameter).__name__ == "Params4bit" or getattr(parameter, "quant_state", None) is not None
+def _packed_weights(model: Any) -> dict[int, int]:
+    """The 4-bit weights by identity, with the number of values that each stands for.
+
+    Found by bitsandbytes' module class: under FSDP2 the weight itself is a DTensor that no longer says so.
+    """
+    return {
+        id(module.weight): module.in_features * module.out_features
+        for module in model.modules()
+        if type(module).__name__.endswith("Linear4bit") and hasattr(module, "quant_state")
+    }
 
 
 def _true_size(parameter: Any) -> int:
-    """Elements over all ranks; a packed 4-bit weight counts the values that it stands for."""
-    size = int(getattr(parameter, "ds_numel", 0) or 0) or parameter.numel()
-    if type(parameter).__name__ == "Params4bit":
-        size *= 2 * parameter.element_size()
-    return size
+    """Elements over all ranks, also of a parameter that ZeRO-3 has partitioned."""
+    return int(getattr(parameter, "ds_numel", 0) or 0) or int(parameter.numel())
 
 
 def check(options: Options, asked: TrainStrategy, found: Reality, mesh: dict[str, int] | None = None) -> None:

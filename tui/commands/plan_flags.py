@@ -71,6 +71,7 @@ SWITCHES = {
     "compile": "torch.compile on the blocks",
     "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
     "activation-offload": "move saved activations to the host",
+    "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient loading)",
 }
 NAMES = {
     "lora-targets": "all-linear, attention, attention+mlp, or module names",

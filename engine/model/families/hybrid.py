@@ -202,6 +202,7 @@ def nemotron_h(c: HubConfig) -> ModelShape:
     return decoder(
         c,
         [layers[kind] for kind in kinds],
+        tied=False,  # the class does not tie, whatever the file says
         unplaced=_words("Mamba-2", count, mixer),
         unplaced_params=count * mixer,
     )
