@@ -25,7 +25,7 @@ WINDOWS = (8, 32)  # steps: the short window finds 1.3 within ten steps, the lon
 SLOWDOWN = 1.15  # smaller differences between ranks are not worth a word
 SIGMAS = 5.0
 NOISE_FLOOR = 0.02  # of a phase's time: nobody's steps are steadier than this for long
-MATERIAL = 0.03  # of the step's time: a phase may be twice as slow and still cost nothing
+MATERIAL = 0.02  # of the step's time: a phase may be twice as slow and still cost nothing
 KEPT_STEPS = 64
 MANY_RANKS = 64
 PENDING_STEPS = KEPT_STEPS  # steps that some ranks have not yet reported
@@ -153,7 +153,7 @@ class StragglerDetector:
         self._steps.append(step)
         self._step_s.append(step_s)
         self._tokens.append([entry.tokens for entry in times])
-        small = 0.01 * step_s  # added to both sides: a phase that takes nothing has no ratio
+        small = 0.005 * step_s  # added to both sides: a phase that takes nothing has no ratio
         ended = [0.0] * len(times)
         for name, phase in self._phases.items():
             spent = [float(getattr(entry, f"{name}_s")) for entry in times]
@@ -185,25 +185,23 @@ class StragglerDetector:
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
 
     def _over(self, name: str, phase: _Phase, noise: float, window: int, step: int) -> Iterable[Straggler]:
+        """Ranks that are slow over the window: by the median, and in nearly every step of it."""
         needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
-        newest = list(phase.ratios)[-4:]
-        rows = None
+        rows = list(phase.ratios)[-window:]
         step_s = median(list(self._step_s)[-window:])
         for i, rank in enumerate(self._ranks):
-            if sum(row[i] for row in newest) < needed * len(newest) / 3:
-                continue  # saves the medians for the many ranks that are not slow at all
-            if rows is None:
-                rows = list(phase.ratios)[-window:]
-            if median(row[i] for row in rows) < needed:
+            if sum(row[i] for row in rows[-4:]) < needed * 4 / 3:
+                continue  # saves the rest for the many ranks that are not slow at all
+            over = [row[i] for row in rows]
+            if median(over) < needed or sum(ratio > needed / 3 for ratio in over) < 0.85 * window:
                 continue
-            excess = median(row[i] for row in list(phase.excess)[-window:])
-            late = median(row[i] for row in list(phase.late)[-window:])
+            began = next(k for k, ratio in enumerate(over) if ratio > needed / 3)
+            excess = median(row[i] for row in list(phase.excess)[began - window :])
+            late = median(row[i] for row in list(phase.late)[began - window :])
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
-            began = next(k for k, row in enumerate(rows) if row[i] >= needed / 2)
             since = self._since.setdefault((rank, name), self._steps[began - window])
-            ratio = math.exp(median(row[i] for row in rows[began:]))
-            yield Straggler(rank, name, ratio, excess, since, step)
+            yield Straggler(rank, name, math.exp(median(over[began:])), excess, since, step)
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:

@@ -218,10 +218,7 @@ class Device:
             calls.unavailable["nvlink"] = "not supported"
             return
         slow.nvlinks = int(fields[0].value.uiVal)
-        states = [
-            calls.ask(f"nvlink {i}", lib.nvmlDeviceGetNvLinkState, handle, i) for i in range(slow.nvlinks)
-        ]
-        slow.nvlinks_up = sum(1 for state in states if state)
+        slow.nvlinks_up = self._links_up(handle, slow.nvlinks)
         if all(fields[i].nvmlReturn == lib.NVML_SUCCESS for i in (1, 2)):
             now, sent, got = time.monotonic(), int(fields[1].value.ullVal), int(fields[2].value.ullVal)
             if self._link_bytes is not None:
@@ -230,6 +227,18 @@ class Device:
                     slow.nvlink_tx_bytes_s = int((sent - sent_then) * 1024 / (now - then))
                     slow.nvlink_rx_bytes_s = int((got - got_then) * 1024 / (now - then))
             self._link_bytes = (now, sent, got)
+
+    def _links_up(self, handle: Any, count: int) -> int | None:
+        """One call for all links where the driver knows the field, one a link where it does not."""
+        lib, calls = nvml(), self._calls
+        if not count:
+            return 0
+        asked = [(lib.NVML_FI_DEV_NVLINK_GET_STATE, link) for link in range(count)]
+        states = calls.ask("nvlink states", lib.nvmlDeviceGetFieldValues, handle, asked)
+        if states is not None and all(state.nvmlReturn == lib.NVML_SUCCESS for state in states):
+            return sum(1 for state in states if state.value.uiVal)
+        found = [calls.ask("nvlink state", lib.nvmlDeviceGetNvLinkState, handle, i) for i in range(count)]
+        return sum(1 for state in found if state) if any(state is not None for state in found) else None
 
     def _find_instances(self, handle: Any) -> list[Instance]:
         lib, calls = nvml(), self._calls

@@ -151,7 +151,8 @@ def hidden_processes(samples: Sequence[GpuSample]) -> str:
     hidden = {process.pid for sample in samples for process in sample.processes if not process.visible}
     if not hidden:
         return ""
-    return f"{len(hidden)} GPU processes are hidden by the pid namespace; ranks are found by environment"
+    what = "1 GPU process is" if len(hidden) == 1 else f"{len(hidden)} GPU processes are"
+    return f"{what} hidden by the pid namespace; ranks are found by environment"
 
 
 def _order_is_certain(variables: Mapping[str, str], gpus: Sequence[GpuSample]) -> tuple[bool, str]:
