@@ -6,16 +6,14 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
 from textual.message import Message
 
 from ftdash.monitor.control import request_dump
-from ftdash.monitor.diagnosis.model import RankEvidence, decode_rank
+from ftdash.monitor.diagnosis.model import RankEvidence
 from ftdash.monitor.rundir import RunDir, RunError
+from ftdash.tui.examine import LOOK_EVERY_S, read_stacks
 
 PATIENCE_S = 12.0
-LOOK_EVERY_S = 0.1
-LARGEST_DUMP = 32_000_000  # bytes; a stack file beyond this is not one
 
 
 class StackAnswer(Message):
@@ -54,15 +52,7 @@ class DumpWatch:
         while time.monotonic() < deadline and len(found) < len(self._ranks):
             if self._closed.wait(LOOK_EVERY_S):
                 return
-            for rank in self._ranks:
-                if rank in found:
-                    continue
-                path = folder / f"rank-{rank}.json"
-                try:
-                    if path.stat().st_size <= LARGEST_DUMP:
-                        found[rank] = decode_rank(path.read_bytes())
-                except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-                    continue
+            found |= read_stacks(folder, set(self._ranks) - set(found))
         trouble = ""
         if missing := [rank for rank in self._ranks if rank not in found]:
             who = ", ".join(map(str, missing))
