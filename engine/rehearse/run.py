@@ -37,7 +37,7 @@ from ftdash.monitor.rundir import RUN_DIR_ENV, RunDir
 
 STEPS = 4
 SAVE_STEPS = 2
-TIMEOUT_S = 420.0
+TIMEOUT_S = 600.0
 
 _ALWAYS_LEFT = (
     "memory: the real model's weights, activations and buffers (see ftdash plan)",
