@@ -10,6 +10,7 @@ from typing import Any
 
 from ftdash.engine.train import adapters, data, loading, verify
 from ftdash.engine.train.options import (
+    FSDP2_STRATEGIES,
     OPTIMIZERS,
     Options,
     TrainError,
@@ -63,6 +64,10 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
             )
             verify.check(options, asked, found)
             report.tell_reality(asked, found)
+            if asked in FSDP2_STRATEGIES and found.unsharded_packed:
+                text = f"{found.unsharded_packed} quantised weights stay whole on every rank: FSDP shards no uint8"
+                hook.event("warning", "not-sharded", text)
+                report.say(f"warning: {text}")
 
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -37,7 +37,8 @@ class Reality:
     wrapped_class: str
     dtensor_params: int
     sharded_params: int  # tensors of which this rank holds less than the whole
-    unsharded_trainable: int  # trainable tensors that should be sharded and are not
+    unsharded_trainable: int  # trainable tensors that are no DTensors
+    unsharded_packed: int  # 4-bit weights that are no DTensors
     zero_stage: int
     total_params: int
     trainable_params: int
@@ -48,7 +49,7 @@ class Reality:
     def meta(self) -> dict[str, Any]:
         """The fields of a meta record."""
         fields = asdict(self)
-        for name in ("sharded_params", "unsharded_trainable", "mesh"):
+        for name in ("sharded_params", "unsharded_trainable", "unsharded_packed", "mesh"):
             fields.pop(name)
         return fields
 
@@ -98,7 +99,7 @@ def observe(wrapped: Any, model: Any, distributed_type: str, zero_stage: int = 0
     from torch.distributed.tensor import DTensor
 
     ready = dist.is_available() and dist.is_initialized()
-    total = trainable = adapters = dtensors = sharded = unsharded = 0
+    total = trainable = adapters = dtensors = sharded = unsharded = unsharded_packed = 0
     mesh: dict[str, int] = {}
     packed = _packed_weights(model)
     for name, parameter in model.named_parameters():
@@ -113,6 +114,7 @@ def observe(wrapped: Any, model: Any, distributed_type: str, zero_stage: int = 0
             mesh.update(zip(names, parameter.device_mesh.shape, strict=True))
         elif int(getattr(parameter, "ds_numel", 0) or 0) > parameter.numel():
             sharded += 1
+        unsharded_packed += id(parameter) in packed and not is_dtensor
         if parameter.requires_grad:
             trainable += size
             adapters += size if "lora_" in name else 0
@@ -125,6 +127,7 @@ def observe(wrapped: Any, model: Any, distributed_type: str, zero_stage: int = 0
         dtensor_params=dtensors,
         sharded_params=sharded,
         unsharded_trainable=unsharded,
+        unsharded_packed=unsharded_packed,
         zero_stage=zero_stage,
         total_params=total,
         trainable_params=trainable,
@@ -201,6 +204,8 @@ def _fsdp2_problem(options: Options, asked: TrainStrategy, found: Reality) -> st
         return f"the model is a {found.wrapped_class} with {found.dtensor_params} DTensor parameters (FSDP1?)"
     if found.unsharded_trainable or not found.sharded_params:
         return f"{found.unsharded_trainable} trainable tensors are not sharded"
+    if found.unsharded_packed and options.quant_storage == "bf16":
+        return f"{found.unsharded_packed} quantised weights are not sharded"
     replicas = found.mesh.get("dp_replicate", 1)
     if asked is TrainStrategy.HSDP and replicas < 2:
         return f"the mesh {found.mesh} has no replicas: plain FSDP"
