@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import resource
-import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from ftdash.monitor import exits, procs
 from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.beat import Beat, read_beat
 from ftdash.monitor.history import RunHistory
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
 from ftdash.monitor.records import Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
@@ -63,7 +63,7 @@ class RunReader:
         self._files: dict[str, _Followed] = {}
         self._folder_seen = 0
         self._folder_looked = 0.0
-        self._host = socket.gethostname()
+        self._host = node_name()
         self._processes: int | None = None
         self._processes_looked = 0.0
         self._launcher_code: int | None = None
@@ -89,6 +89,10 @@ class RunReader:
             for rank in self.summary.ranks.values()
             if rank.exit is not None and rank.exit.code is not None
         ]
+
+    def hosts(self) -> set[str]:
+        """The machines whose agents have written telemetry."""
+        return {entry.node.host for entry in self.summary.nodes.values() if entry.node}
 
     def close(self) -> None:
         """Give the descriptors back."""
@@ -136,12 +140,17 @@ class RunReader:
 
     def _read_files(self, deadline: float) -> None:
         for file in self._files.values():
-            if not file.entered:
+            known = file.entered
+            if not known:
                 self._enter(file)
+            grew = False
             while data := file.tail.read():
+                grew = True
                 self._feed(file, data)
                 if time.monotonic() > deadline:
                     return
+            if known and grew and (node := self.summary.nodes.get(file.host)):
+                node.skew.observe(time.time(), node.last_t)
         for file in self._files.values():
             while file.history < file.history_end:
                 self._read_history(file)
@@ -205,7 +214,8 @@ class RunReader:
     def _state(self, manifest: Manifest, now: float) -> RunState:
         final = RunPhase(manifest.state) in FINAL
         agents = () if final else self._living_agents(manifest, now)
-        if not final and not agents:
+        # Elsewhere nothing can be counted: silence there is no proof of an end.
+        if not final and not agents and set(self._agents(manifest)) <= {self._host}:
             self._count_processes()
         around = Surroundings(
             now=now,
@@ -215,6 +225,7 @@ class RunReader:
             beats={} if final else self._read_beats(agents),
             dead_pids=() if final else self._dead_pids(),
             notices=self._notices(manifest, agents, final),
+            silent={} if final else self._silent(manifest, agents, now),
         )
         if self._processes == 0 and not agents and not final:
             manifest = self._with_end(manifest)
@@ -222,16 +233,36 @@ class RunReader:
         self.history.observe(state)
         return replace(state, alerts=state.alerts + find_alerts(state, self.history))
 
+    def _agents(self, manifest: Manifest) -> dict[str, int]:
+        """Pid of each node's agent by host, as the manifest and the nodes' own telemetry say."""
+        reported = (entry.node for entry in self.summary.nodes.values())
+        return {node.host: node.agent_pid for node in reported if node} | manifest.agent_pids
+
     def _living_agents(self, manifest: Manifest, now: float) -> tuple[str, ...]:
         """Hosts whose agent is alive: looked up by process here, by its last record elsewhere."""
         alive = []
-        for host, pid in manifest.agent_pids.items():
+        for host, pid in self._agents(manifest).items():
             if host == self._host:
                 if procs.agent_alive(self.run.path, pid):
                     alive.append(host)
-            elif (node := self.summary.nodes.get(safe_name(host, 80))) and now - node.last_t < AGENT_SILENT_S:
+            elif now - self._heard_t(host) < AGENT_SILENT_S:
                 alive.append(host)
         return tuple(alive)
+
+    def _heard_t(self, host: str) -> float:
+        node = self.summary.nodes.get(safe_name(host, 80))
+        return node.heard_t if node else 0.0
+
+    def _silent(self, manifest: Manifest, agents: Collection[str], now: float) -> dict[str, float]:
+        """Other machines of the run that have stopped reporting without having ended: seconds of silence."""
+        return {
+            host: now - heard_t
+            for host in self._agents(manifest)
+            if host != self._host
+            and host not in agents
+            and safe_name(host, 80) not in self.summary.launcher_exits
+            and (heard_t := self._heard_t(host))
+        }
 
     def _count_processes(self) -> None:
         """Count this run's processes here, now and then; only while no agent does it for us."""
@@ -281,10 +312,15 @@ class RunReader:
         if left := sum(file.history_end - file.history for file in self._files.values()):
             told.append(f"reading {left >> 20} MiB of history")
         if not final:
-            for host in manifest.agent_pids:
-                if host not in agents:
-                    again = f": ftdash agent --adopt {manifest.run}" if host == self._host else ""
-                    told.append(f"the agent on {host} is gone, training goes on without it{again}")
+            if self._host in manifest.agent_pids and self._host not in agents:
+                told.append(
+                    f"the agent on {self._host} is gone, training goes on without it: "
+                    f"ftdash agent --adopt {manifest.run}"
+                )
+            for node in self.summary.nodes.values():
+                if skew_s := node.skew.skew_s:
+                    how = "behind ours" if skew_s > 0 else "ahead of ours"
+                    told.append(f"the clock of {node.host} is {abs(skew_s):.0f} s {how}: corrected")
         return tuple(told)
 
 

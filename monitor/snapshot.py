@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
-from statistics import mean, median
+from statistics import median
 
 from ftdash.monitor import liveness
 from ftdash.monitor.beat import Beat
@@ -29,6 +29,7 @@ class Surroundings:
     beats: Mapping[int, Beat]  # read from the beat files themselves
     dead_pids: Collection[int]  # processes of this machine that are known to be gone
     notices: tuple[str, ...] = ()
+    silent: Mapping[str, float] = field(default_factory=dict)  # seconds without a word, by host
 
 
 def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surroundings) -> RunState:
@@ -51,7 +52,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
     )
     step = min((rank.last.step for rank in ranks if rank.last), default=0)
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
-    tokens_per_s = _throughput(ranks, outcome.phase)
+    tokens_per_s = _throughput(states, outcome.phase)
     step_s = liveness.typical_step_s(ranks)
     running = outcome.phase is RunPhase.RUNNING
     points = summary.points()
@@ -64,14 +65,14 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         now=around.now,
         step=step,
         max_steps=max_steps,
-        loss=mean(losses) if losses else None,
+        loss=sum(losses) / len(losses) if losses else None,
         tokens_per_s=tokens_per_s,
         eta_s=(max_steps - step) * step_s if running and step_s and step and max_steps >= step else None,
         ranks=states,
         gpus=tuple(gpus),
         experts=_experts(ranks),
         points=points,
-        alerts=_own_alerts(outcome, final, around.now, states),
+        alerts=_silent_nodes(around, states) + _own_alerts(outcome, final, around.now, states),
         notices=around.notices + ((outcome.reason,) if outcome.reason and not final else ()),
         batch=_batch(manifest, ranks),
         tokens_per_step=_tokens_per_step(ranks),
@@ -94,6 +95,8 @@ def _signs(
     last_t = rank.last.t if rank.last else 0.0
     if beat is not None:
         last_t = max(last_t, beat.t)
+    if last_t > 0 and (node := nodes.get(rank.sample_host)):
+        last_t += node.skew.skew_s
     phase = beat.phase if beat else ""
     return Signs(
         beat_age_s=max(0.0, around.now - last_t) if last_t > 0 else None,
@@ -195,9 +198,9 @@ def _experts(ranks: list[RankSummary]) -> tuple[ExpertLayer, ...]:
     )
 
 
-def _throughput(ranks: list[RankSummary], phase: RunPhase) -> float | None:
+def _throughput(states: tuple[RankState, ...], phase: RunPhase) -> float | None:
     """Label tokens per second of all ranks over their newest steps; nothing flows in a stalled run."""
-    rates = [rate for rank in ranks if (rate := rank.tokens_per_s()) is not None]
+    rates = [state.tokens_per_s for state in states if state.tokens_per_s is not None]
     if not rates:
         return None
     return 0.0 if phase is RunPhase.STALLED else sum(rates)
@@ -218,7 +221,7 @@ def _batch(manifest: Manifest, ranks: list[RankSummary]) -> int | None:
 
 
 def _tokens_per_step(ranks: list[RankSummary]) -> float | None:
-    means = [mean(step.tokens for step in rank.recent) for rank in ranks if rank.recent]
+    means = [sum(step.tokens for step in rank.recent) / len(rank.recent) for rank in ranks if rank.recent]
     return sum(means) if means else None
 
 
@@ -238,11 +241,23 @@ def _measured(
     put("device", max((state.gpu.memory_used or 0 for state in states if state.gpu), default=0))
     put("rss", max((rank.sample.rss for rank in ranks if rank.sample), default=0))
     put("step_s", step_s)
-    recent = [record for rank in ranks for record in rank.recent]
-    put("data_s", median(record.data_s for record in recent) if recent else None)
+    put("data_s", median(last.data_s for last in lasts) if lasts else None)
     put("tokens_per_s", tokens_per_s)
     put("tokens_per_s_per_gpu", tokens_per_s / len(ranks) if tokens_per_s and ranks else None)
     return found
+
+
+def _silent_nodes(around: Surroundings, states: tuple[RankState, ...]) -> tuple[Alert, ...]:
+    return tuple(
+        Alert(
+            "node-silent",
+            "error",
+            f"no word from {host} for {age_s:.0f} s: node, network or file system",
+            tuple(state.rank for state in states if state.host == host),
+            around.now,
+        )
+        for host, age_s in around.silent.items()
+    )
 
 
 def _own_alerts(

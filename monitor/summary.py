@@ -6,10 +6,10 @@ import itertools
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import median
 
 import msgspec
 
+from ftdash.monitor.clockskew import SkewMeter
 from ftdash.monitor.records import Event, Exit, Experts, GpuSample, Meta, Node, RankSample, Step, to_float
 from ftdash.monitor.state import Point
 
@@ -150,15 +150,19 @@ class RankSummary:
     exit: Exit | None = None
     experts: dict[int, Experts] = field(default_factory=dict)
 
-    def median_step_s(self) -> float | None:
-        times = [record.step_s for record in self.recent if record.step_s > 0]
-        return median(times) if times else None
+    def median_step_s(self, steps: int = 25) -> float | None:
+        """The median time of the newest steps, seconds."""
+        times = sorted([record.step_s for record in itertools.islice(reversed(self.recent), steps)])
+        return times[len(times) // 2] or None if times else None
 
     def tokens_per_s(self, steps: int = 10) -> float | None:
         """Label tokens per second over the newest steps."""
-        newest = list(itertools.islice(reversed(self.recent), steps))
-        seconds = sum(record.step_s for record in newest)
-        return sum(record.tokens for record in newest) / seconds if seconds > 0 else None
+        tokens = 0
+        seconds = 0.0
+        for record in itertools.islice(reversed(self.recent), steps):
+            tokens += record.tokens
+            seconds += record.step_s
+        return tokens / seconds if seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -169,6 +173,12 @@ class NodeSummary:
     last_t: float = 0.0
     node: Node | None = None
     gpus: dict[int, GpuSample] = field(default_factory=dict)
+    skew: SkewMeter = field(default_factory=SkewMeter)
+
+    @property
+    def heard_t(self) -> float:
+        """When its agent last wrote, by our clock; 0 when it never did."""
+        return self.last_t + self.skew.skew_s if self.last_t else 0.0
 
 
 class Summary:
@@ -196,16 +206,21 @@ class Summary:
                 summary.last = record
                 summary.recent.append(record)
                 summary.tokens += record.tokens
-                loss = to_float(record.loss)
+                loss = record.loss
+                if loss is not None and type(loss) is not float:
+                    loss = to_float(loss)
                 for bucket in (self.series.bucket(record.step), self.window.bucket(record.step)):
                     bucket.records += 1
-                    bucket.t = max(bucket.t, record.t)
+                    if record.t > bucket.t:
+                        bucket.t = record.t
                     bucket.tokens += record.tokens
                     bucket.seconds += record.step_s
-                    bucket.memory = max(bucket.memory, record.peak_reserved or record.reserved)
+                    memory = record.peak_reserved or record.reserved
+                    if memory > bucket.memory:
+                        bucket.memory = memory
                     if loss is not None:
                         bucket.losses += 1
-                        bucket.loss_sum += loss
+                        bucket.loss_sum += loss  # type: ignore[operator]
                     if record.grad_norm is not None:
                         bucket.grad_norm = to_float(record.grad_norm)
             elif isinstance(record, Experts):
@@ -267,6 +282,7 @@ class Summary:
                 summary = self.rank(record.rank)
                 summary.sample = record
                 summary.sample_host = host
+                self.launcher_exits.pop(host, None)  # a requeued job has started again
                 if summary.exit is not None and summary.exit.pid != record.pid:
                     summary.exit = None  # the launcher has started it again
             elif isinstance(record, GpuSample):

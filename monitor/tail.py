@@ -76,10 +76,13 @@ class Tail:
             return 0
 
     def skip_to(self, offset: int) -> None:
-        """Go on with the first line that begins at or behind `offset`."""
-        if offset > self.offset:
-            self.offset = offset - 1
-            self._skipping = True
+        """Go on with the first line that begins at or behind `offset`; with the next read where none is near."""
+        if offset <= self.offset:
+            return
+        near = self.read_range(offset - 1, offset - 1 + CHUNK_BYTES)
+        end = near.find(b"\n") + 1
+        self._skipping = not end
+        self.offset = offset - 1 + (end or len(near))
 
     def close(self) -> None:
         if self._fd >= 0:
