@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -29,6 +28,7 @@ from ftdash.monitor.diagnosis.model import (
     RankEvidence,
     Thread,
 )
+from ftdash.monitor.hostname import node_name
 
 MAX_CHILDREN = 32
 MAX_DUMP_BYTES = 32 << 20
@@ -125,7 +125,7 @@ def bare_evidence(pid: int) -> ProcessEvidence:
     environ = procfs.environment(pid)
     return ProcessEvidence(
         pid=pid,
-        host=socket.gethostname(),
+        host=node_name(),
         t=time.time(),
         ppid=procfs.parent_pid(pid),
         uid=procfs.uid_of(pid),

@@ -49,8 +49,8 @@ class ProcState(msgspec.Struct, omit_defaults=True):
     state: str = ""
     wchan: str = ""  # kernel function in which the main thread sleeps
     syscall: int | None = None  # number of the system call that blocks the main thread
-    main_switches: int = 0  # context switches of the main thread
-    switches: int = 0  # context switches of all threads
+    main_sleeps: int = 0  # voluntary context switches of the main thread: how often it went to sleep
+    sleeps: int = 0  # the same, of all threads
     cpu_s: float = 0.0
     rss: int = 0
     read_chars: int = 0  # all reads and writes, page cache included
@@ -235,7 +235,7 @@ class LogEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """All evidence of one moment. The same incident is diagnosed better with a second sample seconds later."""
+    """All evidence of one moment; a second sample some seconds later shows what moves."""
 
     t: float = 0.0
     ranks: tuple[RankEvidence, ...] = ()

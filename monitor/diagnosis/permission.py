@@ -17,8 +17,8 @@ REMEDIES = {
     DumpFailure.GONE: "the process has ended: look at its log and exit code",
     DumpFailure.ZOMBIE: "the process is dead and not yet reaped: look at its log and exit code",
     DumpFailure.NOT_PYTHON: "give the pid of the training process, or of its launcher",
-    DumpFailure.D_STATE: "the process sleeps in the kernel (driver or storage): check dmesg and the mounts of that "
-    "node, exclude the node; only a reboot may help",
+    DumpFailure.D_STATE: "the process sleeps in the kernel (driver, storage): check dmesg and the mounts of "
+    "that node, exclude the node; only a reboot may help",
     DumpFailure.TIMEOUT: "the dump did not end in time: try again, or ask the hook with SIGUSR2",
     DumpFailure.NO_PYSPY: "py-spy is not installed here: pip install py-spy",
     DumpFailure.UNREADABLE: "run `ftdash diagnose --debug`, or ask the hook with SIGUSR2",

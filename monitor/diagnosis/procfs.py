@@ -39,8 +39,8 @@ def parent_pid(pid: int) -> int:
     return int(fields[1]) if len(fields) > 1 else 0
 
 
-def _switches(status: dict[str, str]) -> int:
-    return sum(int(status.get(key, "0")) for key in ("voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"))
+def _sleeps(status: dict[str, str]) -> int:
+    return int(status.get("voluntary_ctxt_switches", "0"))
 
 
 def proc_state(pid: int) -> ProcState:
@@ -60,8 +60,8 @@ def proc_state(pid: int) -> ProcState:
         state=fields[0],
         wchan="" if wchan == "0" else wchan,
         syscall=int(syscall[0]) if syscall and syscall[0].lstrip("-").isdigit() else None,
-        main_switches=_switches(status),
-        switches=sum(_switches(_status(f"/proc/{pid}/task/{tid}/status")) for tid in threads),
+        main_sleeps=_sleeps(status),
+        sleeps=sum(_sleeps(_status(f"/proc/{pid}/task/{tid}/status")) for tid in threads),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         rss=int(fields[21]) * _PAGE_BYTES,
         read_chars=io.get("rchar", 0),

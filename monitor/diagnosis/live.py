@@ -1,0 +1,121 @@
+"""How to take one or two samples of a live job: quick dumps of all ranks, native frames where they decide."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ftdash.monitor.diagnosis import frames, procfs, source
+from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
+from ftdash.monitor.diagnosis.frames import Origin, Wait
+from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
+from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
+
+QUICK_INTERVAL_S = 0.6
+CONFIRM_INTERVAL_S = 5.0
+_NATIVE_LIMIT = 2
+_NATIVE_TIMEOUT_S = 2.5
+
+
+def _expected(trainers: Sequence[Trainer]) -> tuple[frozenset[int], int | None]:
+    """The ranks that ought to be on this host, and the world size; all of them when the job is here alone."""
+    found = frozenset(trainer.rank for trainer in trainers)
+    world = max((trainer.world_size for trainer in trainers if trainer.world_size), default=None)
+    if world is None:
+        return found, None
+    local = max((trainer.local_world_size for trainer in trainers if trainer.local_world_size), default=None)
+    loopback = all(
+        trainer.job[:1] in (("127.0.0.1",), ("localhost",), ("::1",)) for trainer in trainers if trainer.job
+    )
+    here_alone = local == world if local else loopback
+    return (frozenset(range(world)) if here_alone else found), world
+
+
+def take_sample(trainers: Sequence[Trainer], *, beats: Path | None = None, timeout_s: float = 3.0) -> Sample:
+    """Dump all ranks at once."""
+    ranks = dump_ranks([(trainer.rank, trainer.pid) for trainer in trainers], timeout_s=timeout_s)
+    if beats is not None:
+        for evidence in ranks:
+            evidence.beat = _beat(beats / f"rank-{evidence.rank}.beat")
+    expected, world = _expected(trainers)
+    return Sample(t=time.time(), ranks=tuple(ranks), expected=expected, world_size=world)
+
+
+def _beat(path: Path) -> Beat | None:
+    from ftdash.monitor.beat import read_beat
+
+    found = read_beat(path)
+    return Beat(found.t, found.step, found.phase) if found else None
+
+
+def _needs_native(evidence: RankEvidence) -> bool:
+    """A rank whose deepest Python frame is the user's own line, asleep in C code that its text does not tell."""
+    if evidence.proc.state not in ("S", "D") or evidence.proc.syscall == 230:
+        return False
+    reading = frames.read_threads(evidence.threads)
+    if reading.wait is not Wait.OWN or reading.blocked_by is not None or reading.telling is None:
+        return False
+    if frames.origin(reading.telling) is not Origin.OWN:
+        return False
+    text = source.line_text(reading.own)
+    return not (source.says_collective(text) or source.says_store(text))
+
+
+def add_native(sample: Sample) -> Sample:
+    """The sample with native frames for the few ranks where they decide; pauses those for about 0.6 s each."""
+    doubtful = [evidence for evidence in sample.ranks if _needs_native(evidence)][:_NATIVE_LIMIT]
+    replaced = {}
+    for evidence in doubtful:
+        process = dump_process(evidence.pid, native=True, timeout_s=_NATIVE_TIMEOUT_S)
+        if process.threads and evidence.process is not None:
+            process.children, process.proc = evidence.process.children, evidence.process.proc
+            replaced[evidence.rank] = process
+    if not replaced:
+        return sample
+    ranks = []
+    for evidence in sample.ranks:
+        process_or_none = replaced.get(evidence.rank)
+        if process_or_none is not None:
+            evidence = RankEvidence(
+                rank=evidence.rank,
+                host=evidence.host,
+                t=evidence.t,
+                process=process_or_none,
+                beat=evidence.beat,
+            )
+        ranks.append(evidence)
+    return replace(sample, ranks=tuple(ranks))
+
+
+def sample_processes(
+    pids: Sequence[int],
+    *,
+    quick: bool = False,
+    beats: Path | None = None,
+    on_first: Callable[[list[Sample]], None] | None = None,
+) -> list[Sample]:
+    """Two samples of the job that `pids` belong to: 0.6 s apart for a quick verdict, 5 s for a confirmed one.
+
+    Even the quick verdict looks twice: a single look cannot tell waiting from working.
+    """
+    trainers = find_trainers(pids)
+    if not trainers:
+        return [Sample(t=time.time(), launchers=tuple(_launchers_below(pids)))]
+    started = time.monotonic()
+    first = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
+    if on_first is not None:
+        on_first([first])
+    interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
+    time.sleep(max(0.0, started + interval_s - time.monotonic()))
+    second = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
+    return [first, second if quick else add_native(second)]
+
+
+def _launchers_below(pids: Sequence[int]) -> list[ProcessEvidence]:
+    kin = procfs.children_map()
+    tree = dict.fromkeys(pid for root in pids for pid in (root, *procfs.descendants(root, kin)))
+    return [
+        dump_process(pid) for pid in tree if is_launcher(procfs.command_line(pid)) and procfs.is_python(pid)
+    ]

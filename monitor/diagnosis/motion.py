@@ -1,0 +1,176 @@
+"""Whether a rank moves: what changed between two looks at the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis.frames import Origin, Reading
+from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, Phase
+from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, RankEvidence
+
+_BUSY = 0.3  # of one core
+_CHILD_BUSY = 0.03
+_SLEEPS = 3
+_CHUNK_BYTES = 64 << 10
+_GROWTH_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Motion:
+    """Differences between two samples `interval_s` apart; `known` is False with a single sample.
+
+    `counted` says whether /proc counters exist; recorded stacks have none, only their frames can differ.
+    """
+
+    known: bool = False
+    counted: bool = False
+    interval_s: float = 0.0
+    stack_changed: bool = False
+    line_changed: bool = False
+    cpu: float = 0.0
+    sleeps: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    grown_bytes: int = 0
+    beat_changed: bool = False
+    children_move: bool = False
+    died: bool = False
+
+    @property
+    def moved(self) -> bool:
+        """For a rank inside a collective: whether it left it, or woke up, in between."""
+        if not self.known:
+            return False
+        spinning = self.cpu > 0.8 and not self.stack_changed
+        return self.stack_changed or self.beat_changed or (self.sleeps >= _SLEEPS and not spinning)
+
+    @property
+    def busy(self) -> bool:
+        return self.cpu > _BUSY
+
+    @property
+    def transfers(self) -> bool:
+        return self.read_bytes + self.written_bytes >= _CHUNK_BYTES
+
+    def words(self) -> str:
+        """What moved, for the evidence list."""
+        said = []
+        if self.beat_changed:
+            said.append("its heartbeat advanced")
+        if self.stack_changed:
+            said.append("its stack changed")
+        if self.written_bytes:
+            said.append(f"it wrote {self.written_bytes:,} bytes")
+        if self.read_bytes >= _CHUNK_BYTES:
+            said.append(f"it read {self.read_bytes:,} bytes")
+        if self.busy:
+            said.append(f"it used {self.cpu:.0%} of a core")
+        if self.children_move:
+            said.append("its worker processes move")
+        return ", ".join(said)
+
+
+def _key(threads: Sequence[object]) -> tuple[object, ...]:
+    return tuple((f.short, f.file, f.line) for t in threads for f in t.frames)  # type: ignore[attr-defined]
+
+
+def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: float) -> bool:
+    cpu = (after.proc.cpu_s - before.proc.cpu_s) / interval_s
+    moved = after.proc.read_chars + after.proc.write_chars - before.proc.read_chars - before.proc.write_chars
+    if cpu > _CHILD_BUSY or moved >= _CHUNK_BYTES:
+        return True
+    main_before, main_after = frames.main_thread(before.threads), frames.main_thread(after.threads)
+    if main_before is None or main_after is None:
+        return False
+    return _key([main_before]) != _key([main_after])
+
+
+def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
+    """Compare two samples of one rank."""
+    if before is None or before is after or before.process is None or after.process is None:
+        return Motion()
+    if before.pid != after.pid and before.pid and after.pid:
+        return Motion(known=True, stack_changed=True)
+    old, new = before.proc, after.proc
+    interval_s = max(after.t - before.t, 1e-3)
+    counted = bool(old.state and new.state and (old.cpu_s or old.threads))
+    gone = after.process.failure in (DumpFailure.GONE, DumpFailure.ZOMBIE)
+    died = gone and before.process.failure not in (DumpFailure.GONE, DumpFailure.ZOMBIE)
+    first, second = frames.main_thread(before.threads), frames.main_thread(after.threads)
+    changed = line_changed = False
+    if first is not None and second is not None:
+        one, two = _key([first]), _key([second])
+        changed = one != two
+        line_changed = one[:1] != two[:1]
+    children = {child.pid: child for child in before.children}
+    move = any(
+        child.pid not in children or _child_moves(children[child.pid], child, interval_s)
+        for child in after.children
+    )
+    beat = bool(before.beat and after.beat and before.beat != after.beat)
+    if not counted:
+        return Motion(
+            known=True,
+            interval_s=interval_s,
+            stack_changed=changed,
+            line_changed=line_changed,
+            beat_changed=beat,
+            children_move=move,
+            died=died,
+        )
+    return Motion(
+        known=True,
+        counted=True,
+        interval_s=interval_s,
+        stack_changed=changed,
+        line_changed=line_changed,
+        cpu=(new.cpu_s - old.cpu_s) / interval_s,
+        sleeps=new.main_sleeps - old.main_sleeps,
+        read_bytes=max(0, new.read_chars - old.read_chars),
+        written_bytes=max(0, new.write_chars - old.write_chars),
+        grown_bytes=new.rss - old.rss,
+        beat_changed=beat,
+        children_move=move,
+        died=died,
+    )
+
+
+def _same_own_function(first: Reading, second: Reading) -> bool:
+    if first.own is None or second.own is None:
+        return False
+    return (first.own.name, first.own.file) == (second.own.name, second.own.file)
+
+
+def _tight_loop(motion: Motion, first: Reading, second: Reading, gil: bool) -> bool:
+    """A pure Python loop in one function of the user, that calls nothing and holds the interpreter lock."""
+    own = second.telling is not None and frames.origin(second.telling) is Origin.OWN
+    own = own and first.telling is not None and frames.origin(first.telling) is Origin.OWN
+    return own and gil and motion.busy and _same_own_function(first, second) and not motion.transfers
+
+
+def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bool:
+    """For a rank outside of any collective: whether it gets on with work that will end.
+
+    A sleep or a wait without end shows nothing; a poll shows wake-ups at one and the same line; a tight
+    loop burns a core without calling anything. Work changes its stack, moves bytes, grows, uses a core in
+    native code, or wakes up in a phase that is known to be slow.
+    """
+    if motion.beat_changed or motion.children_move or motion.transfers:
+        return True
+    slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
+    if slow_phase and (
+        motion.written_bytes or motion.busy or motion.sleeps >= _SLEEPS or motion.stack_changed
+    ):
+        return True
+    if not motion.counted:
+        return motion.stack_changed
+    if motion.busy:
+        return not _tight_loop(motion, first, second, gil)
+    if motion.grown_bytes > _GROWTH_BYTES:
+        return True
+    if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):
+        # A poll: wakes up, sleeps again at the same place.
+        return motion.stack_changed and not _same_own_function(first, second)
+    return motion.stack_changed

@@ -1,0 +1,186 @@
+"""Patterns met in the field and what helps, and the next commands for each kind of verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.model import Verdict
+from ftdash.monitor.diagnosis.views import View
+from ftdash.monitor.hostname import node_name
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Applies when the kind fits and a culprit (or anybody, with `anyone`) has one of the function names."""
+
+    kinds: frozenset[Kind]
+    names: frozenset[str]
+    fix: str
+    source: str
+    files: str = ""
+    anyone: bool = False
+
+
+def _pattern(
+    kinds: Sequence[Kind], names: str, fix: str, source: str, *, files: str = "", anyone: bool = False
+) -> Pattern:
+    return Pattern(frozenset(kinds), frozenset(names.split()), fix, source, files, anyone)
+
+
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern(
+        [Kind.LOCK, Kind.DATA_LOADER],
+        "api_cleanup_request _exitfunc _cleanup",
+        "start workers with forkserver or spawn (multiprocessing_context='forkserver'), or pin wandb below 0.25.1",
+        "wandb/wandb#12079",
+    ),
+    _pattern(
+        [Kind.DATA_LOADER],
+        "eval_batch evaluate evaluate_and_print_results",
+        "num_workers=0 for the evaluation loader, or multiprocessing_context='spawn'",
+        "bigscience-workshop/Megatron-DeepSpeed#282",
+    ),
+    _pattern(
+        [Kind.DATA_LOADER, Kind.LOCK],
+        "_try_get_data _get_data _next_data",
+        "num_workers=0 to confirm, then multiprocessing_context='spawn' or 'forkserver'; TOKENIZERS_PARALLELISM=false",
+        "pytorch/pytorch#25158",
+    ),
+    _pattern(
+        [Kind.SAVE_ON_ONE, Kind.OUTSIDE, Kind.PHASE_MISMATCH],
+        "save_model save_pretrained save_checkpoint get_state_dict _all_gather_flat_param full_tensor state_dict",
+        "call save_model on every rank: take it out of `if is_main_process`; the library writes on rank 0 only",
+        "huggingface/transformers#10596",
+    ),
+    _pattern(
+        [Kind.EVAL_ON_ONE],
+        "evaluate gather_for_metrics evaluation_loop",
+        "start evaluation on every rank: do not derive the step from a progress bar that other ranks disable",
+        "huggingface/transformers#31532",
+    ),
+    _pattern(
+        [Kind.PHASE_MISMATCH],
+        "generate",
+        "synced_gpus=True in generate under ZeRO-3 or FSDP",
+        "deepspeedai/DeepSpeed#860",
+        anyone=True,
+    ),
+    _pattern(
+        [Kind.COLLECTIVE_MISMATCH],
+        "reduce_and_partition_ipg_grads __reduce_and_partition_ipg_grads __avg_scatter_grads",
+        "deepspeed.utils.set_z3_leaf_modules(model, [MoeBlock]), or dense dispatch: every expert in every step",
+        "deepspeedai/DeepSpeed#4808",
+        anyone=True,
+    ),
+    _pattern(
+        [Kind.COLLECTIVE_MISMATCH, Kind.ORDER_MISMATCH],
+        "visual vision_tower get_image_features encode_image vision_model image_encoder",
+        "give every rank a dummy image in text-only batches, so that all run the vision tower",
+        "modelscope/ms-swift#9655",
+        anyone=True,
+    ),
+    _pattern(
+        [Kind.PHASE_MISMATCH],
+        "_engine_run_backward",
+        "equalise the samples per rank (drop_last=True, or the Join context manager)",
+        "pytorch/pytorch Join context manager",
+        anyone=True,
+    ),
+    _pattern(
+        [Kind.EXTERNAL_PEER],
+        "init_communicator",
+        "check version, address, port and GPUs of the vLLM server; NCCL_P2P_DISABLE=1 helped in a similar case",
+        "huggingface/trl#3676",
+    ),
+    _pattern(
+        [Kind.SLOW],
+        "iflatmap_unordered _map_single map safe_ddp_context",
+        "raise ddp_timeout, or tokenise offline before the job",
+        "huggingface/datasets#2298",
+        anyone=True,
+    ),
+    _pattern(
+        [Kind.SLOW],
+        "save _save save_checkpoint save_model _legacy_save save_file",
+        "raise the timeout, or save sharded or asynchronously",
+        "huggingface/accelerate#4099",
+        anyone=True,
+    ),
+)
+
+_BY_KIND: dict[Kind, str] = {
+    Kind.RENDEZVOUS: "start the missing ranks, or correct --nnodes, --nproc-per-node and MASTER_ADDR; then restart",
+    Kind.STORE: "stop the job, free the port and kill leftovers of the last run, start again",
+    Kind.TEARDOWN: "fix the exception in that rank's log; abort the process group instead of destroying it",
+    Kind.D_STATE: "exclude the node and restart; only a reboot frees the process",
+    Kind.COLLECTIVE_MISMATCH: "every rank must make the same collectives in the same order",
+    Kind.ORDER_MISMATCH: "every rank must make the same collectives in the same order",
+    Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) or use an object collective",
+    Kind.PHASE_MISMATCH: "equalise the number of steps per rank (drop_last=True, or the Join context manager)",
+    Kind.NETWORK: "shorten the process group timeout, run the NCCL tests between the nodes, check links and XID errors",
+    Kind.ADDRESS_IN_USE: "use --standalone or another --master-port; look for leftovers with `ss -ltnp`",
+    Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, sharded or low-memory loading, or more host memory per node",
+}
+
+_CAUGHT_OOM = re.compile(r"except block")
+
+
+def next_steps(verdict: Verdict, views: Sequence[View]) -> tuple[str, ...]:
+    """Commands to type next, most useful first."""
+    culprit = verdict.culprits[0] if verdict.culprits else None
+    at_host = f"ssh {culprit.host} " if culprit and culprit.host and _elsewhere(culprit.host) else ""
+    pid = culprit.pid if culprit else 0
+    if verdict.kind is Kind.STOPPED_RANK and pid:
+        return (f"{at_host}kill -CONT {pid}",)
+    if verdict.kind is Kind.D_STATE and pid:
+        return (f"{at_host}cat /proc/{pid}/stack", f"{at_host}dmesg -T | tail -50")
+    if verdict.kind is Kind.NETWORK:
+        return (
+            "NCCL_DEBUG=INFO and TORCH_FR_BUFFER_SIZE=2000 (older: TORCH_NCCL_TRACE_BUFFER_SIZE) at the next start",
+            "ftdash diagnose --flight DIR on the flight recorder dumps",
+        )
+    if verdict.kind in (Kind.SLOW, Kind.HEALTHY):
+        return verdict.next
+    if verdict.kind in (Kind.DEAD_RANK, Kind.TEARDOWN, Kind.STORE, Kind.CRASH) and culprit:
+        return (f"read the log of rank {culprit.rank}: the first error, not the last", *verdict.next)
+    if pid:
+        return (f"{at_host}py-spy dump --native --pid {pid}", *verdict.next)
+    return verdict.next
+
+
+def _elsewhere(host: str) -> bool:
+    return host != node_name()
+
+
+def with_advice(verdict: Verdict, views: Sequence[View]) -> Verdict:
+    """The verdict with the fix of the pattern that fits, and the next commands."""
+    named = {culprit.rank for culprit in verdict.culprits}
+    fix = ""
+    for pattern in PATTERNS:
+        if verdict.kind not in pattern.kinds:
+            continue
+        looked_at = [view for view in views if pattern.anyone or view.rank in named]
+        if any(_names_of(view) & pattern.names for view in looked_at):
+            fix = f"{pattern.fix} ({pattern.source})"
+            break
+    if (
+        verdict.kind is Kind.COLLECTIVE_MISMATCH
+        and not fix
+        and any(map(_CAUGHT_OOM.search, verdict.evidence))
+    ):
+        fix = (
+            "do not retry on one rank alone: let the error end the job, or agree on the retry with all ranks"
+        )
+    if not fix:
+        fix = _BY_KIND.get(Kind(verdict.kind), "")
+    return replace(verdict, fix=verdict.fix or fix, next=next_steps(verdict, views))
+
+
+def _names_of(view: View) -> frozenset[str]:
+    names = set(view.reading.names)
+    for child in view.evidence.children[:8]:
+        names.update(frame.short for thread in child.threads for frame in thread.frames)
+    return frozenset(names)

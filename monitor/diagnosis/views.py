@@ -1,0 +1,201 @@
+"""One rank as the verdict sees it: its evidence, its stack read, and how it moved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftdash.monitor.diagnosis import frames, knowledge, motion, source
+from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
+from ftdash.monitor.diagnosis.knowledge import Phase
+from ftdash.monitor.diagnosis.model import (
+    Culprit,
+    DumpFailure,
+    Frame,
+    ProcessEvidence,
+    RankEvidence,
+    Sample,
+)
+from ftdash.monitor.diagnosis.motion import Motion
+
+FUTEX_SYSCALL = 202
+_DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One rank. `wait` is the reading's, corrected by the source line and by native frames."""
+
+    evidence: RankEvidence
+    reading: Reading
+    before: Reading
+    motion: Motion
+    wait: Wait
+    text: str = ""  # the user's source line, where it can be read
+
+    @property
+    def rank(self) -> int:
+        return self.evidence.rank
+
+    @property
+    def dead(self) -> bool:
+        process = self.evidence.process
+        return process is not None and (process.failure in _DEAD or process.proc.state in ("Z", "X"))
+
+    @property
+    def stopped(self) -> bool:
+        return self.evidence.proc.state in ("T", "t")
+
+    @property
+    def has_stack(self) -> bool:
+        return self.reading.telling is not None
+
+    @property
+    def undumpable(self) -> bool:
+        return not self.has_stack and not self.dead
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """In a collective, and not seen to leave it or to work inside of it."""
+        if self.wait not in frames.IN_COLLECTIVE:
+            return False
+        return not (self.motion.known and self.motion.moved)
+
+    @property
+    def in_collective(self) -> bool:
+        return self.wait in frames.IN_COLLECTIVE
+
+    @property
+    def active(self) -> bool:
+        main = frames.main_thread(self.evidence.threads)
+        return bool(main and main.active)
+
+    @property
+    def holds_gil(self) -> bool:
+        main = frames.main_thread(self.evidence.threads)
+        return bool(main and main.owns_gil)
+
+    @property
+    def progresses(self) -> bool:
+        return motion.progresses(self.motion, self.before, self.reading, self.holds_gil)
+
+    @property
+    def shown_frame(self) -> Frame | None:
+        return frames.user_frame(self.reading)
+
+    @property
+    def op(self) -> str:
+        return self.reading.op or (self.wait if self.in_collective else "")
+
+    def culprit(self, why: str) -> Culprit:
+        frame = self.shown_frame
+        text = str(frame) if frame else ""
+        if child := self.guilty_child():
+            worker_frame = frames.user_frame(frames.read_threads(child.threads))
+            if worker_frame is not None:
+                text += f"; worker {child.pid}: {worker_frame}"
+        return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
+
+    def guilty_child(self) -> ProcessEvidence | None:
+        """The first worker that is stuck in code of its own, when this rank waits for its workers."""
+        if self.wait not in (Wait.LOADER, Wait.FINALIZER, Wait.LIBRARY, Wait.OWN):
+            return None
+        for child in self.evidence.children:
+            reading = frames.read_threads(child.threads)
+            if reading.telling is None or idle_worker(reading):
+                continue
+            if child_blocked_in_lock(child) or reading.own is not None:
+                return child
+        return None
+
+
+def idle_worker(reading: Reading) -> bool:
+    """A loader worker that waits for work to be given."""
+    return (
+        "_worker_loop" in reading.names
+        and reading.telling is not None
+        and reading.telling.short == "_worker_loop"
+    ) or (reading.telling is not None and reading.telling.short in ("_pin_memory_loop", "forkserver", "main"))
+
+
+def child_blocked_in_lock(child: ProcessEvidence) -> bool:
+    """A forked child in a finalizer, a lock or a future: what it waits for does not exist after the fork."""
+    reading = frames.read_threads(child.threads)
+    if reading.wait is Wait.FINALIZER:
+        return True
+    return blocked_in_lock(reading, child.proc.syscall)
+
+
+_LOCK_FILES = ("threading.py", "logging/__init__.py", "synchronize.py", "futures/_base.py", "weakref.py")
+_LOCK_NAMES = frozenset({"acquire", "__enter__", "_wait_for_tstate_lock", "result", "join", "_wait_for_lock"})
+
+
+def blocked_in_lock(reading: Reading, syscall: int | None) -> bool:
+    if reading.wait in frames.IN_COLLECTIVE or reading.wait is Wait.STORE:
+        return False
+    blocked = reading.blocked_by
+    if blocked is not None:
+        if blocked.short in _LOCK_NAMES:
+            return True
+        return blocked.short in ("wait", "emit", "handle") and blocked.file.endswith(_LOCK_FILES)
+    text = source.line_text(reading.telling) if reading.wait is Wait.OWN else ""
+    return bool(text) and source.says_lock(text) and syscall in (None, FUTEX_SYSCALL)
+
+
+def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
+    """The wait of a thread whose deepest Python frame is the user's own line: C code may wait below it."""
+    own_deepest = reading.telling is not None and frames.origin(reading.telling) is Origin.OWN
+    if reading.wait is not Wait.OWN or reading.blocked_by is not None or not own_deepest:
+        return reading.wait
+    if evidence.proc.syscall == 230 or "nanosleep" in evidence.proc.wchan:
+        return Wait.OWN
+    if source.says_store(text):
+        return Wait.STORE
+    if source.says_collective(text):
+        return Wait.IMPLICIT
+    return Wait.OWN
+
+
+def make_views(samples: Sequence[Sample]) -> list[View]:
+    """The ranks of the last sample, each joined with its earlier self."""
+    if not samples:
+        return []
+    earlier = {item.rank: item for item in samples[0].ranks} if len(samples) > 1 else {}
+    views = []
+    for evidence in samples[-1].ranks:
+        old = earlier.get(evidence.rank)
+        reading = frames.read_threads(evidence.threads)
+        before = frames.read_threads(old.threads) if old else reading
+        if (
+            reading.telling is None
+            and before.telling is not None
+            and old is not None
+            and not evidence.threads
+        ):
+            reading = before
+        text = source.line_text(reading.own)
+        wait = _corrected(reading, text, evidence)
+        views.append(View(evidence, reading, before, motion.measure(old, evidence), wait, text))
+    return views
+
+
+def static_slow(view: View) -> Phase:
+    """With a single sample: the slow phase that a rank outside of collectives is plainly working in."""
+    reading = view.reading
+    if view.wait is Wait.COMPILE:
+        return Phase.COMPILE
+    if view.wait is Wait.SAVE_IO:
+        return Phase.SAVE
+    workers = [frames.read_threads(child.threads) for child in view.evidence.children]
+    working = [item for item in workers if item.telling is not None and not idle_worker(item)]
+    if reading.phase is Phase.PREPROCESS and (
+        working or "iflatmap_unordered" in reading.names or view.active
+    ):
+        return Phase.PREPROCESS
+    if reading.phase in (Phase.LOAD, Phase.EVAL, Phase.GENERATE, Phase.COMPILE, Phase.SAVE) and (
+        view.active or (reading.wait is Wait.LIBRARY and reading.blocked_by is None)
+    ):
+        return reading.phase
+    if view.wait is Wait.LIBRARY and view.active and reading.step in knowledge.PHASE_ORDER and reading.step:
+        return reading.step if reading.step is not Phase.DATA else Phase.UNKNOWN
+    return Phase.UNKNOWN

@@ -1,0 +1,184 @@
+"""All evidence of an incident, weighed: stacks and states, flight recorder, logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis.flightverdict import flight_verdict
+from ftdash.monitor.diagnosis.frames import Origin
+from ftdash.monitor.diagnosis.kinds import NO_CULPRIT, Kind
+from ftdash.monitor.diagnosis.logverdict import log_evidence_for, log_verdict
+from ftdash.monitor.diagnosis.model import (
+    Culprit,
+    Diagnosis,
+    FlightDump,
+    Group,
+    LogEvidence,
+    Sample,
+    Verdict,
+)
+from ftdash.monitor.diagnosis.patterns import with_advice
+from ftdash.monitor.diagnosis.verdict import stack_verdict
+from ftdash.monitor.diagnosis.views import View, make_views
+
+# What stacks alone decide: a process state or a place outside of any collective needs no sequence number.
+_DECIDED_BY_STACKS = frozenset(
+    {
+        Kind.DEAD_RANK,
+        Kind.STOPPED_RANK,
+        Kind.D_STATE,
+        Kind.TEARDOWN,
+        Kind.DATA_LOADER,
+        Kind.LOCK,
+        Kind.STORE,
+        Kind.RENDEZVOUS,
+        Kind.STORAGE,
+        Kind.OUTSIDE,
+        Kind.SAVE_ON_ONE,
+        Kind.EVAL_ON_ONE,
+        Kind.EXTERNAL_PEER,
+        Kind.SLOW,
+        Kind.HEALTHY,
+    }
+)
+
+
+def diagnose(samples: Sequence[Sample]) -> Diagnosis:
+    """Weigh the evidence of one or two samples (two are better) of the same incident."""
+    if not samples:
+        return Diagnosis(Verdict(Kind.NO_EVIDENCE, (), 0.0, "no evidence was given"))
+    last = samples[-1]
+    views = make_views(samples)
+    dumps = next((sample.flight for sample in reversed(samples) if sample.flight), ())
+    logs = next((sample.logs for sample in reversed(samples) if sample.logs), None)
+    notices = tuple(dict.fromkeys(notice for sample in samples for notice in sample.notices))
+    expected = (
+        last.expected or frozenset(range(last.world_size or 0)) if views and last.expected else last.expected
+    )
+    by_stack = stack_verdict(views, last) if views or last.launchers else None
+    if by_stack is not None and by_stack.kind is Kind.NO_EVIDENCE and last.launchers and not views:
+        from ftdash.monitor.diagnosis.launchers import launcher_verdict
+
+        by_stack = launcher_verdict(last) or by_stack
+    world = frozenset(range(last.world_size)) if last.world_size else frozenset()
+    by_flight, _ = flight_verdict(dumps, expected or world) if dumps else (None, None)
+    by_logs = log_verdict(logs) if logs else None
+    verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
+    verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views)
+    return Diagnosis(verdict, group(views), notices + (tuple(logs.notices) if logs else ()))
+
+
+def _weigh(
+    by_stack: Verdict | None,
+    by_flight: Verdict | None,
+    by_logs: Verdict | None,
+    views: Sequence[View],
+    dumps: Sequence[FlightDump],
+    logs: LogEvidence | None,
+) -> Verdict:
+    usable_stack = by_stack if by_stack and by_stack.kind is not Kind.NO_EVIDENCE else None
+    if usable_stack is None and by_flight is None:
+        fallback = "nothing in the flight recorder is unfinished" if dumps else "nothing notable was found"
+        empty = Verdict(Kind.HEALTHY if dumps else Kind.NO_EVIDENCE, (), 0.4 if dumps else 0.0, fallback)
+        return by_logs or by_stack or empty
+    if usable_stack is None:
+        chosen = by_flight
+    elif by_flight is None or usable_stack.kind in _DECIDED_BY_STACKS:
+        chosen = usable_stack
+    elif usable_stack.kind is Kind.NETWORK or by_flight.kind not in (Kind.NETWORK, Kind.UNDUMPABLE):
+        chosen = by_flight
+    else:
+        chosen = usable_stack
+    assert chosen is not None
+    other = by_flight if chosen is usable_stack else usable_stack
+    chosen = _agree(chosen, other, views)
+    if by_logs is not None and logs is not None:
+        if _log_overrides(by_logs, chosen):
+            extra = (f"stacks or flight recorder: {chosen.kind}: {chosen.reason}",)
+            return replace(by_logs, evidence=by_logs.evidence + extra)
+        chosen = replace(chosen, evidence=chosen.evidence + log_evidence_for(logs, chosen))
+    return chosen
+
+
+def _log_overrides(by_logs: Verdict, chosen: Verdict) -> bool:
+    """A logged first failure of a rank explains a hang whose culprits do not include another rank's own fault."""
+    if by_logs.kind not in (Kind.OUT_OF_MEMORY, Kind.HOST_OUT_OF_MEMORY, Kind.CRASH):
+        return False
+    if chosen.kind in (Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.UNDUMPABLE):
+        return bool(by_logs.culprits)
+    blamed = {culprit.rank for culprit in by_logs.culprits}
+    named = {culprit.rank for culprit in chosen.culprits}
+    return chosen.kind in (Kind.DEAD_RANK, Kind.RANK_MISSING) and bool(blamed & named)
+
+
+def _agree(chosen: Verdict, other: Verdict | None, views: Sequence[View]) -> Verdict:
+    """Confidence after hearing the second source, and the stack's own line for the flight recorder's culprit."""
+    culprits = chosen.culprits
+    by_rank = {view.rank: view for view in views}
+    filled = []
+    for culprit in culprits:
+        view = by_rank.get(culprit.rank)
+        if view is not None and view.shown_frame is not None and culprit.pid == 0:
+            culprit = replace(
+                culprit,
+                frame=str(view.shown_frame),
+                pid=view.evidence.pid,
+                host=culprit.host or view.evidence.host,
+            )
+        filled.append(culprit)
+    chosen = replace(chosen, culprits=tuple(filled))
+    if other is None or other.kind in (Kind.HEALTHY, Kind.SLOW):
+        return chosen
+    mine, theirs = {c.rank for c in chosen.culprits}, {c.rank for c in other.culprits}
+    if mine and mine == theirs:
+        line = f"agrees: {other.kind}: {other.reason}"
+        return replace(
+            chosen,
+            confidence=min(0.98, chosen.confidence + 0.08),
+            evidence=(*chosen.evidence, line, *other.evidence[:2]),
+        )
+    if other.kind in NO_CULPRIT and not mine:
+        return replace(
+            chosen, confidence=min(0.95, chosen.confidence + 0.1), evidence=(*chosen.evidence, other.reason)
+        )
+    line = f"{other.kind}: {other.reason}"
+    lowered = chosen.confidence - (0.1 if theirs and theirs.isdisjoint(mine) else 0.0)
+    return replace(chosen, confidence=max(0.2, lowered), against=(*chosen.against, line))
+
+
+def _with_hosts(
+    verdict: Verdict, views: Sequence[View], dumps: Sequence[FlightDump], logs: LogEvidence | None
+) -> Verdict:
+    hosts = {dump.rank: dump.host for dump in dumps if dump.host}
+    if logs:
+        hosts.update(logs.hosts)
+    hosts.update({view.rank: view.evidence.host for view in views if view.evidence.host})
+    culprits: tuple[Culprit, ...] = tuple(
+        replace(culprit, host=culprit.host or hosts.get(culprit.rank, "")) for culprit in verdict.culprits
+    )
+    return replace(verdict, culprits=culprits)
+
+
+def group(views: Sequence[View]) -> tuple[Group, ...]:
+    """Ranks that do the same, the largest group last: by phase and collective, then by the user's line."""
+    buckets: dict[tuple[object, ...], list[View]] = {}
+    for view in views:
+        frame = view.shown_frame
+        where = (frame.short, frame.file, frame.line) if frame else ()
+        buckets.setdefault((view.reading.phase, view.op or view.wait, where), []).append(view)
+    groups = []
+    for members in buckets.values():
+        view = members[0]
+        main = frames.main_thread(view.evidence.threads)
+        shown = [frame for frame in main.frames if frames.origin(frame) is not Origin.NATIVE] if main else []
+        groups.append(
+            Group(
+                ranks=tuple(sorted(member.rank for member in members)),
+                phase=str(view.reading.phase),
+                collective=view.op if view.in_collective else "",
+                frames=tuple(str(frame) for frame in shown[:40]),
+            )
+        )
+    return tuple(sorted(groups, key=lambda item: (len(item.ranks), item.ranks)))

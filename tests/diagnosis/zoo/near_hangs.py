@@ -1,0 +1,181 @@
+"""Jobs that look stuck and are not, and jobs that just run: `near_hangs.py CASE`, one process per rank."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+RANK = int(os.environ["RANK"])
+WORLD = int(os.environ["WORLD_SIZE"])
+FOLDER = Path(os.environ["ZOO_DIR"])
+
+
+def ready():
+    (FOLDER / f"ready-{RANK}").touch()
+
+
+def tensor(size=4):
+    return torch.ones(size)
+
+
+def slow_preprocessing():
+    def tokenize(text):
+        return [ord(letter) % 97 for letter in text]
+
+    def preprocess():
+        rows = []
+        for number in range(10**9):
+            rows.append(sum(tokenize("some text of a row " * 50)) + number)
+            if len(rows) > 1000:
+                rows.clear()
+
+    ready()
+    if RANK == 0:
+        preprocess()
+    dist.barrier()
+
+
+def slow_map():
+    import datasets
+
+    datasets.disable_progress_bars()
+    data = datasets.Dataset.from_dict({"x": list(range(100000))})
+
+    def encode(row):
+        time.sleep(0.02)
+        return {"y": row["x"] + 1}
+
+    ready()
+    if RANK == 0:
+        data.map(encode, num_proc=2)
+    dist.barrier()
+
+
+def slow_save():
+    def save_checkpoint():
+        with open(FOLDER / "checkpoint.bin", "wb") as handle:
+            for _ in range(10**6):
+                handle.write(b"x" * 20000)
+                handle.flush()
+                if handle.tell() > 20_000_000:
+                    handle.seek(0)
+                time.sleep(0.02)
+
+    ready()
+    if RANK == 0:
+        save_checkpoint()
+    dist.barrier()
+
+
+def slow_torch_save():
+    ready()
+    if RANK == 0:
+        state = {f"layer.{number}": torch.randn(512, 512) for number in range(40)}
+        while True:
+            torch.save(state, FOLDER / "model.pt")
+    dist.barrier()
+
+
+def long_evaluation():
+    def evaluate(model):
+        with torch.no_grad():
+            while True:
+                model(torch.randn(256, 256))
+
+    ready()
+    if RANK == 0:
+        evaluate(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)))
+    dist.barrier()
+
+
+def long_compute_on_one():
+    ready()
+    matrix = torch.randn(700, 700)
+    if RANK == 1:
+        for _ in range(10**6):
+            matrix = torch.nn.functional.normalize(matrix @ matrix)
+    dist.all_reduce(tensor())
+
+
+def slow_loading():
+    path = FOLDER / f"weights-{RANK}.bin"
+    path.write_bytes(os.urandom(1 << 20))
+    ready()
+    if RANK == 0:
+        while True:
+            len(path.read_bytes())
+            time.sleep(0.01)
+    dist.barrier()
+
+
+def generates_on_one():
+    def generate():
+        state = torch.randn(64, 64)
+        while True:
+            state = torch.tanh(state @ state)
+
+    ready()
+    if RANK == 1:
+        generate()
+    dist.barrier()
+
+
+def compiles():
+    ready()
+    if RANK == 0:
+        width = 8
+        while True:
+            width += 1
+            torch.compile(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()))(torch.ones(2, width))
+            torch._dynamo.reset()
+    dist.barrier()
+
+
+def trains():
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(10**9):
+        model(torch.randn(32, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 3:
+            ready()
+
+
+def trains_unevenly():
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 1))
+    for step in range(10**9):
+        time.sleep(0.05 if RANK else 0.15)
+        model(torch.randn(32, 64)).sum().backward()
+        if step == 3:
+            ready()
+
+
+def waits_for_slow_loader():
+    from torch.utils.data import DataLoader, Dataset
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 10**6
+
+        def __getitem__(self, index):
+            time.sleep(0.02)
+            return torch.randn(1000) * index
+
+    ready()
+    for batch in DataLoader(Slow(), batch_size=20 if RANK == 0 else 1, num_workers=1):
+        dist.all_reduce(batch.sum())
+
+
+def main(case):
+    dist.init_process_group("gloo")
+    globals()[case]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,95 @@
+"""`ftdash diagnose`: names the rank that holds a job up, from live processes, recorded dumps or logs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftdash.tui.cli import UserError
+
+if TYPE_CHECKING:
+    from ftdash.monitor.diagnosis.model import Sample
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run of ftdash: id, prefix or directory")
+    parser.add_argument("--runs", metavar="DIR", help="where runs are kept")
+    parser.add_argument("--pid", type=int, nargs="+", metavar="P", help="ranks, or a launcher above them")
+    parser.add_argument("--stacks", metavar="DIR", help="recorded py-spy or faulthandler dumps")
+    parser.add_argument("--flight", metavar="DIR", help="flight recorder dumps, pickle or JSON")
+    parser.add_argument("--logs", metavar="DIR", help="logs of a run that has died")
+    parser.add_argument(
+        "--vocab-size", type=int, metavar="N", help="for the tokens behind a failed allocation"
+    )
+    parser.add_argument("--seq-len", type=int, metavar="N", help="configured tokens per sequence")
+    parser.add_argument("--quick", action="store_true", help="a verdict within 2 s, not confirmed")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_argument("--markdown", action="store_true", help="a report to paste into an issue")
+
+
+def _folder(flag: str, value: str) -> Path:
+    path = Path(value)
+    if not path.exists():
+        raise UserError(f"{flag} {value}: no such file or folder")
+    return path
+
+
+def _gather(args: argparse.Namespace) -> list[Sample]:
+    """Samples of everything that was named on the command line, joined."""
+    from ftdash.monitor.diagnosis.model import Sample
+
+    samples: list[Sample] = []
+    if args.run is not None:
+        from ftdash.monitor.diagnosis.rundata import sample_run
+        from ftdash.monitor.rundir import find_run
+
+        samples = sample_run(find_run(args.run, args.runs), quick=args.quick)
+    if args.pid:
+        from ftdash.monitor.diagnosis.live import sample_processes
+
+        if bad := [pid for pid in args.pid if pid <= 0]:
+            raise UserError(f"--pid {bad[0]}: a process id is a positive number")
+        if not any(Path(f"/proc/{pid}").exists() for pid in args.pid):
+            raise UserError(f"--pid {' '.join(map(str, args.pid))}: no such process on this machine")
+        samples = sample_processes(args.pid, quick=args.quick)
+    if args.stacks:
+        from ftdash.monitor.diagnosis.stacks import read_stacks
+
+        recorded = read_stacks(_folder("--stacks", args.stacks))
+        samples = recorded[-2:] if not samples else samples
+    if not samples:
+        samples = [Sample(t=time.time())]
+    last = samples[-1]
+    if args.flight:
+        from ftdash.monitor.diagnosis.flight import read_flight
+
+        dumps, notices = read_flight(_folder("--flight", args.flight))
+        last = replace(last, flight=tuple(dumps), notices=(*last.notices, *notices))
+    if args.logs:
+        from ftdash.monitor.diagnosis.logs import read_logs
+
+        logs = read_logs(_folder("--logs", args.logs))
+        logs.vocab_size = args.vocab_size or logs.vocab_size
+        logs.seq_len = args.seq_len or logs.seq_len
+        last = replace(last, logs=logs)
+    return [*samples[:-1], last]
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.run is None and not (args.pid or args.stacks or args.flight or args.logs):
+        raise UserError("diagnose needs RUN, --pid P, --stacks DIR, --flight DIR or --logs DIR")
+    from ftdash.monitor.diagnosis.weigh import diagnose
+
+    diagnosis = diagnose(_gather(args))
+    if args.json:
+        sys.stdout.write(json.dumps(diagnosis.to_json(), ensure_ascii=False) + "\n")
+        return 0
+    from ftdash.monitor.diagnosis.report import as_markdown, as_text
+
+    sys.stdout.write(as_markdown(diagnosis) if args.markdown else as_text(diagnosis))
+    return 0
