@@ -9,12 +9,12 @@ HIDDEN = "***"
 
 # Flags whose last word says that a secret follows; the special tokens of a tokenizer are none.
 _SECRET_FLAG = re.compile(
-    r"(?:^|[-_.])(?:token|tokens?_?file|api_?key|apikey|access_?key|private_?key|secret|secret_?key|password|passwd"
-    r"|passphrase|credentials?|auth|bearer)$",
+    r"(?:^|[_.])(?:token|secret|password|passwd|passphrase|credentials?|auth|bearer"
+    r"|(?:api|access|private|secret|wandb|hf|hub|openai|auth|ssh|aws|comet|mlflow|neptune)_?key)$",
     re.IGNORECASE,
 )
 _PLAIN_TOKEN = re.compile(
-    r"(?:^|[-_.])(?:eos|bos|pad|unk|sep|cls|mask|image|audio|video|stop|start|end|per|think)[-_]token$",
+    r"(?:^|[_.])(?:eos|bos|pad|unk|sep|cls|mask|image|audio|video|stop|start|end|per|think)_token$",
     re.IGNORECASE,
 )
 _ASSIGNMENT = re.compile(r"^(?P<name>-{0,2}[A-Za-z_][\w.\-]*)=(?P<value>.*)$", re.DOTALL)
@@ -51,7 +51,7 @@ def redact_command(command: Sequence[str], environ: Mapping[str, str]) -> list[s
 
 
 def _is_secret_flag(flag: str) -> bool:
-    name = flag.lstrip("-")
+    name = flag.lstrip("-").replace("-", "_")
     return bool(_SECRET_FLAG.search(name)) and not _PLAIN_TOKEN.search(name)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ftdash.engine.configs import ConfigError, Generated, TrainArgs, generate
 from ftdash.engine.launch import checks
-from ftdash.engine.launch.spec import Backend, LaunchError, LaunchSpec
+from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.model.load import ModelError, resolve
 from ftdash.engine.model.shape import ModelShape
@@ -37,6 +37,8 @@ class Prepared:
     run: RunDir
     command: tuple[str, ...]
     env: dict[str, str]
+    manifest: Manifest
+    train: TrainArgs | None = None  # None for somebody's own command
 
 
 def launch(spec: LaunchSpec) -> RunDir:
@@ -51,10 +53,11 @@ def launch(spec: LaunchSpec) -> RunDir:
 
 
 def prepare(spec: LaunchSpec) -> Prepared:
-    """Everything short of starting: checks, run directory, config files. Raises as `launch` does."""
-    if spec.backend is not Backend.LOCAL:
-        raise LaunchError(f"--backend {spec.backend}: this launcher starts runs on this machine only")
-    if spec.nodes > 1:
+    """Everything short of starting: checks, run directory, config files. Raises as `launch` does.
+
+    Also for runs on other machines, whose ports and GPUs cannot be looked at from here.
+    """
+    if spec.backend is Backend.LOCAL and spec.nodes > 1:
         raise LaunchError(f"--nodes {spec.nodes}: one machine is one node; use --backend slurm or ssh")
     root = runs_root(spec.runs)
     checks.writable(root, "--runs")
@@ -99,11 +102,13 @@ def start_agent(prepared: Prepared) -> None:
 
 def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
     """Somebody's own launcher: it runs as it is, in this folder, with this environment."""
-    checks.executable(spec.command)
-    asked = checks.rendezvous_port(spec.command, os.environ)
-    if asked is not None:
-        checks.port_is_free(*asked)
+    if spec.backend is Backend.LOCAL:
+        checks.executable(spec.command)
+        asked = checks.rendezvous_port(spec.command, os.environ)
+        if asked is not None:
+            checks.port_is_free(*asked)
     manifest = Manifest(
+        backend=spec.backend,
         run=new_run_id(spec.name or Path(spec.command[0]).name),
         created=time.time(),
         name=spec.name,
@@ -114,7 +119,7 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         output_dir=str(spec.out.absolute()) if spec.out else "",
         max_steps=spec.steps or 0,
     )
-    return Prepared(_create(manifest, root), spec.command, dict(os.environ))
+    return Prepared(_create(manifest, root), spec.command, dict(os.environ), manifest)
 
 
 def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
@@ -122,10 +127,12 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     try:
         mesh = Mesh.from_plan(plan)
         shape = resolve(plan)
-        predicted = evaluate(plan).to_json()
     except (PlanError, ModelError) as error:
         raise LaunchError(str(error)) from None
-    device = checks.device(spec.device, plan.gpus)
+    if spec.backend is Backend.LOCAL:
+        device = checks.device(spec.device, plan.gpus)
+    else:
+        device = "cpu" if spec.device is Device.CPU else "cuda"
     if spec.data is None or spec.data.endswith((".jsonl", ".json")):
         checks.data_rows(_data_file(spec.data), mesh.data_parallel)
     if spec.out is not None:
@@ -154,9 +161,14 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
         )
     except ConfigError as error:
         raise LaunchError(str(error)) from None
+    try:
+        predicted = evaluate(plan).to_json()
+    except PlanError as error:
+        raise LaunchError(str(error)) from None
     command = generated.preferred.nodes[0]
     environment = _training_env(device, plan.gpus)
     manifest = Manifest(
+        backend=spec.backend,
         run=run_id,
         created=time.time(),
         name=name,
@@ -171,7 +183,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     )
     created = _create(manifest, root)
     _write_configs(created, generated)
-    return Prepared(created, command, environment)
+    return Prepared(created, command, environment, manifest, train)
 
 
 def _create(manifest: Manifest, root: Path) -> RunDir:

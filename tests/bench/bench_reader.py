@@ -105,9 +105,7 @@ def tailing(root: Path) -> tuple[float, float, float]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         percent, mib, first = tailing(Path(folder))
-        print(
-            f"tail {RANKS:,} ranks at 1 Hz: {percent:.1f} % of a core, {mib:.0f} MiB, first state {first:.2f} s"
-        )
+        print(f"tail {RANKS:,} ranks at 1 Hz: {percent:.1f} % of a core, {mib:.0f} MiB, first {first:.2f} s")
         rate, first = throughput(Path(folder))
         print(f"read {RECORDS:,} step records: {rate:,.0f} records/s of one core, first state {first:.3f} s")
 
