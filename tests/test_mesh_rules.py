@@ -106,7 +106,7 @@ def test_sequences_must_split_over_context_parallel_ranks() -> None:
         ({"quant": "nf4", "gpus": 1}, "--quant nf4 needs frozen weights"),
         ({"method": "lora", "lora_rank": 5000, "gpus": 1}, "--lora-rank 5000: from 1 to"),
         ({"method": "lora", "expert_lora": "full", "gpus": 1}, "has no experts"),
-        ({"gpus": 1, "virtual_stages": 2}, "--virtual-stages above 1 needs"),
+        ({"gpus": 1, "virtual_stages": 2}, "--virtual-stages 2: above 1 needs"),
     ],
 )
 def test_impossible_choices_name_the_flag(fields: dict[str, object], words: str) -> None:

@@ -32,7 +32,7 @@ def predict(s: Setting) -> Prediction:
 
     memory = memory_of(s)
     traffic, time = traffic_and_time(s)
-    tight = TIGHT_HEADROOM_MOE if s.shape.is_moe else TIGHT_HEADROOM
+    tight = TIGHT_HEADROOM_MOE if s.sums.routed else TIGHT_HEADROOM
     verdict = Verdict.FITS
     if memory.headroom < 0:
         verdict = Verdict.DOES_NOT_FIT
@@ -40,7 +40,7 @@ def predict(s: Setting) -> Prediction:
         verdict = Verdict.TIGHT
     return Prediction(
         plan=s.plan,
-        model=ModelCounts(s.shape.name, s.shape.total_params, s.shape.active_params, s.trainable_params),
+        model=ModelCounts(s.shape.name, s.sums.total, s.sums.active, s.trainable_params),
         memory=memory,
         traffic=traffic,
         time=time,

@@ -23,8 +23,9 @@ class BlockActivations:
 
     saved: float
     live: float
-    saved_whole: float = 0.0
-    live_whole: float = 0.0
+    saved_whole: float
+    live_whole: float
+    everything: float  # what forward keeps without any checkpointing
 
 
 def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
@@ -36,11 +37,41 @@ def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...]
     # Sequence parallelism gathers a block's input to full length, and its gradient (arXiv 2205.05198, 4.2.2).
     live_whole = 2.0 * h * c if s.mesh.tp > 1 else 0.0
     if s.plan.checkpointing is Checkpointing.FULL:
-        return BlockActivations(boundary, everything + backward, 0.0, live_whole)
+        return BlockActivations(boundary, everything + backward, 0.0, live_whole, everything)
     if s.plan.checkpointing is Checkpointing.SELECTIVE:
         kept, kept_whole = _saved_selectively(s, layer)
-        return BlockActivations(boundary + kept, everything + backward, kept_whole, live_whole)
-    return BlockActivations(everything, backward, 0.0, live_whole)
+        return BlockActivations(boundary + kept, everything + backward, kept_whole, live_whole, everything)
+    return BlockActivations(everything, backward, 0.0, live_whole, everything)
+
+
+_Key = tuple[object, ...]
+_remembered: dict[_Key, tuple[BlockActivations, LayerShape, tuple[Linear, ...] | None]] = {}
+
+
+def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
+    """`block_activations`, remembered by everything it depends on."""
+    p = s.plan
+    key: _Key = (
+        id(layer),
+        id(adapted),
+        s.dtypes,
+        p.checkpointing,
+        p.compile,
+        p.strategy,
+        p.attention,
+        p.precision,
+        p.seq_len if p.attention is Attention.EAGER else 0,
+        p.lora_rank,
+        p.dora,
+        s.mesh.tp > 1,
+    )
+    found = _remembered.get(key)
+    if found is None:
+        if len(_remembered) > 4096:
+            _remembered.clear()
+        # Layer and adapters are kept beside the result, so that their ids stay theirs.
+        found = _remembered[key] = (block_activations(s, layer, adapted), layer, adapted)
+    return found[0]
 
 
 def lean(s: Setting) -> bool:

@@ -31,14 +31,14 @@ def pinned_bytes(total: float, buffer: float) -> int:
 
 def load_bytes_per_rank(s: Setting) -> float:
     """One copy of the checkpoint as it stands in memory while loading; a k-bit base is packed by then."""
-    d, shape = s.dtypes, s.shape
+    d = s.dtypes
     if d.quant is None:
-        return float(shape.total_params * d.frozen)
+        return float(s.sums.total * d.frozen)
     mesh = s.mesh
     stage = stages(s)[0]
-    packed = stage.total("quantised_dense") * mesh.tp * mesh.pp
-    packed += stage.total("quantised_experts") * (mesh.ep if mesh.ep > 1 else mesh.tp) * mesh.pp
-    return packed * d.quant + (shape.total_params - packed) * d.upcast_frozen
+    packed = stage.whole.packed_dense * mesh.tp * mesh.pp
+    packed += stage.whole.packed_experts * (mesh.ep if mesh.ep > 1 else mesh.tp) * mesh.pp
+    return packed + (s.sums.total - packed / d.quant) * d.upcast_frozen
 
 
 def loading_ranks(s: Setting) -> int:
@@ -61,7 +61,8 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
     FSDP1 pins one flat shard a block. NVMe keeps only swap buffers in memory.
     """
     d, plan, n, ne = s.dtypes, s.plan, s.mesh.param_shard, s.mesh.expert_shard
-    trainable = stage.total("trainable_dense") / n + stage.total("trainable_experts") / ne
+    whole_stage = stage.whole
+    trainable = whole_stage.trainable_dense / n + whole_stage.trainable_experts / ne
     if plan.offload is Offload.NONE:
         return trainable * d.state if d.paged_state else 0.0
     if plan.offload is Offload.NVME:
@@ -77,8 +78,7 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
     if not whole:
         return moments + trainable * d.grad
     if plan.strategy is Strategy.FSDP1:
-        units = [(count, unit) for count, _, unit in stage.blocks] + [(1.0, stage.root)]
-        frozen = sum(count * unit.frozen_bytes(s, n, ne) for count, unit in units)
+        frozen = whole_stage.frozen_dense / n + whole_stage.frozen_experts / ne
         return moments + frozen + trainable * (d.param + d.grad)
     return moments + sum(next_pow2(size) for size in _shards(s, stage, d.param)) + trainable * d.grad
 
@@ -88,7 +88,7 @@ def _shards(s: Setting, stage: Stage, per_trainable: float) -> Iterator[float]:
     d, n, ne = s.dtypes, s.mesh.param_shard, s.mesh.expert_shard
     for count, layer, unit in stage.blocks:
         weight = (
-            per_trainable if s.lora is None else d.quant if unit.quantised_dense and d.quant else d.frozen
+            per_trainable if s.lora is None else d.quant if unit.packed_dense and d.quant else d.frozen
         )
         for _ in range(max(1, round(count))):
             yield from (
@@ -97,7 +97,7 @@ def _shards(s: Setting, stage: Stage, per_trainable: float) -> Iterator[float]:
             )
             if s.lora is not None and unit.trainable:
                 yield unit.trainable * per_trainable / n
-    yield stage.root.frozen_bytes(s, n, ne) + stage.root.trainable * per_trainable / n
+    yield (stage.root.frozen_dense + stage.root.trainable * per_trainable) / n
 
 
 def host_ram(s: Setting) -> int:
@@ -115,4 +115,4 @@ def activation_offload_bytes(s: Setting) -> float:
     width = s.shape.hidden * s.dtypes.stream
     if s.plan.checkpointing is not Checkpointing.FULL:
         width *= 8
-    return s.tokens / s.mesh.tp * width * s.shape.layers / s.mesh.pp
+    return s.tokens / s.mesh.tp * width * s.sums.layers / s.mesh.pp

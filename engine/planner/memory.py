@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from ftdash.engine.plan import Offload, Optimizer, PipelineSchedule, Strategy
 from ftdash.engine.planner import transients
-from ftdash.engine.planner.activations import block_activations, logits_bytes
+from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.host import host_ram
-from ftdash.engine.planner.inventory import Stage, stages
+from ftdash.engine.planner.inventory import Stage, Unit, stages
 from ftdash.engine.planner.numerics import (
     FSDP_FAMILY,
     SHARDS_GRADIENTS,
@@ -33,76 +33,68 @@ class States:
     optimizer: float
 
 
-def shards(s: Setting, sharded: bool) -> tuple[int, int]:
+def _over(s: Setting, sharded_by: frozenset[Strategy]) -> tuple[int, int]:
     """Over how many ranks dense parameters and experts are divided."""
-    if sharded and s.plan.strategy is not Strategy.NONE:
-        return s.mesh.param_shard, s.mesh.expert_shard
-    if s.mesh.ep > 1 or s.plan.strategy in (Strategy.NONE, Strategy.DDP):
-        return 1, 1
-    return 1, 1
+    return (s.mesh.param_shard, s.mesh.expert_shard) if s.plan.strategy in sharded_by else (1, 1)
 
 
-def _spread(unit_total: Stage, per_param: float, over: tuple[int, int]) -> float:
-    dense = unit_total.total("trainable_dense") * per_param / over[0]
-    return dense + unit_total.total("trainable_experts") * per_param / over[1]
+def _spread(whole: Unit, per_param: float, over: tuple[int, int]) -> float:
+    return per_param * (whole.trainable_dense / over[0] + whole.trainable_experts / over[1])
 
 
 def frozen_bytes(s: Setting, stage: Stage) -> float:
     """The frozen base at rest. Packed uint8 weights are no float tensors: FSDP2 leaves them whole on each rank."""
-    over = shards(s, s.plan.strategy in SHARDS_WEIGHTS)
-    units = [(count, unit) for count, _, unit in stage.blocks] + [(1.0, stage.root)]
-    total = sum(count * unit.frozen_bytes(s, *over) for count, unit in units)
-    if s.dtypes.quant is not None and s.plan.quant_storage == "uint8" and s.plan.strategy in FSDP_FAMILY:
-        packed = stage.total("quantised_dense"), stage.total("quantised_experts")
-        total += s.dtypes.quant * (packed[0] * (1 - 1 / over[0]) + packed[1] * (1 - 1 / over[1]))
+    dense, experts = _over(s, SHARDS_WEIGHTS)
+    whole = stage.whole
+    total = whole.frozen_dense / dense + whole.frozen_experts / experts
+    if s.plan.quant_storage == "uint8" and s.plan.strategy in FSDP_FAMILY:
+        total += whole.packed_dense * (1 - 1 / dense) + whole.packed_experts * (1 - 1 / experts)
     return total
 
 
 def states_at_rest(s: Setting, stage: Stage) -> States:
     """Physical bytes of weights, gradients and optimizer state on the GPU, after offload."""
-    d, strategy, offload = s.dtypes, s.plan.strategy, s.plan.offload
-    weights = frozen_bytes(s, stage) + _spread(stage, d.param, shards(s, strategy in SHARDS_WEIGHTS))
-    gradients = _spread(stage, d.grad, shards(s, strategy in SHARDS_GRADIENTS))
+    d, whole = s.dtypes, stage.whole
+    weights = frozen_bytes(s, stage) + _spread(whole, d.param, _over(s, SHARDS_WEIGHTS))
+    gradients = 0.0 if s.plan.optimizer_in_backward else _spread(whole, d.grad, _over(s, SHARDS_GRADIENTS))
+    over = _over(s, SHARDS_OPTIMIZER)
     state = 0.0 if d.paged_state else d.state
-    optimizer = _spread(stage, d.master + state, shards(s, strategy in SHARDS_OPTIMIZER))
-    if not d.paged_state and s.plan.optimizer is Optimizer.MUON:
+    optimizer = _spread(whole, d.master + state, over)
+    if s.plan.optimizer is Optimizer.MUON:
         # Muon keeps Adam's two moments for what is no matrix of a block: embeddings and head.
-        optimizer += stage.root.trainable * state / shards(s, strategy in SHARDS_OPTIMIZER)[0]
-    if s.plan.optimizer_in_backward:
-        gradients = 0.0
-    if offload is not Offload.NONE:
-        optimizer = 0.0
-        if strategy in (Strategy.ZERO2, Strategy.ZERO3) or offload is not Offload.OPTIMIZER:
-            gradients = 0.0
-    if offload in (Offload.ALL, Offload.NVME):
-        weights = 0.0
-    return States(weights, gradients, optimizer)
+        optimizer += stage.root.trainable_dense * state / over[0]
+    return _after_offload(s, States(weights, gradients, optimizer))
+
+
+def _after_offload(s: Setting, held: States) -> States:
+    """ZeRO-2 and 3 move gradients with the optimizer, FSDP everything together."""
+    offload = s.plan.offload
+    if offload is Offload.NONE:
+        return held
+    with_gradients = offload is not Offload.OPTIMIZER or s.plan.strategy in (Strategy.ZERO2, Strategy.ZERO3)
+    return States(
+        weights=held.weights if offload is Offload.OPTIMIZER else 0.0,
+        gradients=0.0 if with_gradients else held.gradients,
+        optimizer=0.0,
+    )
 
 
 def model_states(s: Setting, stage: Stage) -> ModelStates:
     """ZeRO's 2 + 2 + 12 by stage (arXiv 1910.02054, section 3), with the plan's own dtypes and offload."""
-    d, strategy, offload = s.dtypes, s.plan.strategy, s.plan.offload
+    d, whole = s.dtypes, stage.whole
     weight = d.zero_weight
-    gradient = (
-        0
-        if s.plan.optimizer_in_backward
-        else d.grad
-        if strategy is Strategy.MEGATRON
-        else min(d.grad, weight)
+    held = 0 if s.plan.optimizer_in_backward else d.grad
+    gradient = held if s.plan.strategy is Strategy.MEGATRON else min(held, weight)
+    rest = d.param + d.master + held + (0.0 if d.paged_state else d.state) - weight - gradient
+    found = _after_offload(
+        s,
+        States(
+            weights=frozen_bytes(s, stage) + _spread(whole, weight, _over(s, SHARDS_WEIGHTS)),
+            gradients=_spread(whole, gradient, _over(s, SHARDS_GRADIENTS)),
+            optimizer=_spread(whole, rest, _over(s, SHARDS_OPTIMIZER)),
+        ),
     )
-    rest = d.resident - weight - (d.grad if s.plan.optimizer_in_backward else gradient)
-    if d.paged_state:
-        rest -= d.state
-    weights = frozen_bytes(s, stage) + _spread(stage, weight, shards(s, strategy in SHARDS_WEIGHTS))
-    gradients = _spread(stage, gradient, shards(s, strategy in SHARDS_GRADIENTS))
-    optimizer = _spread(stage, rest, shards(s, strategy in SHARDS_OPTIMIZER))
-    if offload is not Offload.NONE:
-        optimizer = 0.0
-        if strategy in (Strategy.ZERO2, Strategy.ZERO3) or offload is not Offload.OPTIMIZER:
-            gradients = 0.0
-    if offload in (Offload.ALL, Offload.NVME):
-        weights = 0.0
-    return ModelStates(round(weights), round(gradients), round(optimizer))
+    return ModelStates(round(found.weights), round(found.gradients), round(found.optimizer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +114,10 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
     saved = live = one = 0.0
     for index, (count, layer, _) in enumerate(stage.blocks):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
-        block = block_activations(s, layer, adapted)
-        kept = block.saved / tp + block.saved_whole
+        acts = block(s, layer, adapted)
+        kept = acts.saved / tp + acts.saved_whole
         saved += count * kept
-        live = max(live, block.live / tp + block.live_whole)
+        live = max(live, acts.live / tp + acts.live_whole)
         one = max(one, kept)
     in_flight = micro_batches_in_flight(s) if first else 1.0
     saved *= s.tokens * in_flight
@@ -177,48 +169,57 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
 
     temporaries = acts.live if s.plan.strategy in FIXED_SEGMENTS else 0.0
 
-    def phase(name: PhaseName, **terms: float) -> Phase:
-        return Phase(name, **{key: round(value) for key, value in terms.items()})
+    def phase(
+        name: PhaseName,
+        *,
+        weights: float = w,
+        optimizer: float = o,
+        gradients: float = early,
+        activations: float = 0.0,
+        logits: float = 0.0,
+        gathered: float = 0.0,
+        buffers: float = b.always,
+        cached: float = pools,
+    ) -> Phase:
+        return Phase(
+            name,
+            round(weights),
+            round(gradients),
+            round(optimizer),
+            round(activations),
+            round(logits),
+            round(gathered),
+            round(buffers),
+            round(cached),
+        )
 
     def larger(one: Phase, other: Phase) -> Phase:
         return one if one.total >= other.total else other
 
+    graph = b.always + b.casts
     forward_end = phase(
         PhaseName.FORWARD_END,
-        weights=w,
-        optimizer=o,
-        gradients=early,
         activations=acts.saved,
         logits=acts.logits_forward,
         gathered=g.forward,
-        buffers=b.always + b.casts,
-        cached=pools,
+        buffers=graph,
     )
     at_loss = phase(
         PhaseName.BACKWARD_START,
-        weights=w,
-        optimizer=o,
-        gradients=early,
         activations=acts.saved,
         logits=acts.logits_backward,
         gathered=g.loss,
-        buffers=b.always + b.casts,
+        buffers=graph,
         cached=pools + acts.logits_reserved - acts.logits_backward + temporaries,
     )
     last_block = phase(
         PhaseName.BACKWARD_START,
-        weights=w,
-        optimizer=o,
-        gradients=early,
         activations=acts.saved + acts.live,
         gathered=g.backward,
-        buffers=b.always + b.casts + b.head_gradient + b.block_gradient,
-        cached=pools,
+        buffers=graph + b.head_gradient + b.block_gradient,
     )
     first_block = phase(
         PhaseName.BACKWARD_END,
-        weights=w,
-        optimizer=o,
         gradients=max(0.0, grads - b.block_gradient_at_rest),
         activations=acts.one_block + acts.live,
         gathered=g.backward_end,
@@ -226,26 +227,18 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         cached=g.pool,
     )
     root_reduced = phase(
-        PhaseName.BACKWARD_END,
-        weights=w,
-        optimizer=o,
-        gradients=grads,
-        gathered=g.root_end,
-        buffers=b.always + b.root,
-        cached=g.pool,
+        PhaseName.BACKWARD_END, gradients=grads, gathered=g.root_end, buffers=b.always + b.root, cached=g.pool
     )
-    step = phase(
-        PhaseName.OPTIMIZER_STEP,
-        weights=w,
-        optimizer=o,
-        gradients=grads,
-        buffers=b.always + b.step,
-        cached=g.pool,
+    step = phase(PhaseName.OPTIMIZER_STEP, gradients=grads, buffers=b.always + b.step, cached=g.pool)
+    load = phase(
+        PhaseName.LOAD,
+        weights=transients.load_bytes(s, stage, w),
+        optimizer=0.0,
+        gradients=0.0,
+        buffers=0.0,
+        cached=0.0,
     )
-    load = phase(PhaseName.LOAD, weights=transients.load_bytes(s, stage, w))
-    save = phase(
-        PhaseName.SAVE, weights=w, optimizer=o, gathered=transients.save_gather(s, stage), buffers=b.always
-    )
+    save = phase(PhaseName.SAVE, gradients=0.0, gathered=transients.save_gather(s, stage), cached=0.0)
     return (load, forward_end, larger(at_loss, last_block), larger(first_block, root_reduced), step, save)
 
 

@@ -8,6 +8,7 @@ docs, "Distributed optimizer" (6 + 12/d); bitsandbytes and torchao documentation
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ftdash.engine.plan import Method, Optimizer, Plan, Precision, Quant, Strategy
 
@@ -69,23 +70,41 @@ def quant_of(plan: Plan) -> Quant | None:
 
 def numerics(plan: Plan) -> Numerics:
     """The dtypes that the plan's strategy and precision really use."""
-    strategy, precision = plan.strategy, plan.precision
+    return _numerics(
+        plan.strategy,
+        plan.precision,
+        plan.method is not Method.FULL,
+        plan.adapter_dtype,
+        quant_of(plan),
+        plan.optimizer,
+        reduce_dtype(plan),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _numerics(
+    strategy: Strategy,
+    precision: Precision,
+    adapters: bool,
+    adapter_dtype: str | None,
+    quant: Quant | None,
+    optimizer: Optimizer,
+    reduced_in: str,
+) -> Numerics:
     mixed = precision not in (Precision.BF16, Precision.FP32)
     # DeepSpeed's bf16 engine and Megatron's optimizer keep fp32 masters whatever the model's dtype.
     if precision is Precision.BF16 and (strategy in ZERO_FAMILY or strategy is Strategy.MEGATRON):
         mixed = True
     fp32 = precision is Precision.FP32
     compute = 4 if fp32 else 2
-    adapters = plan.method is not Method.FULL
-    quant = quant_of(plan)
     if strategy in ZERO_FAMILY and mixed:
         param, master, grad = 2, 4, 2
     elif strategy is Strategy.MEGATRON and mixed:
         param, master, grad = 2, 4, 4
     else:
         param, master, grad = (4, 0, 4) if mixed or fp32 else (2, 0, 2)
-        if adapters and plan.adapter_dtype is not None:
-            param = grad = 4 if plan.adapter_dtype == "fp32" else 2
+        if adapters and adapter_dtype is not None:
+            param = grad = 4 if adapter_dtype == "fp32" else 2
     autocast = mixed and not fp32 and strategy in (Strategy.NONE, Strategy.DDP)
     # transformers' prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it
     # for a base that FSDP shards, and a pure-bf16 run never calls it.
@@ -100,9 +119,9 @@ def numerics(plan: Plan) -> Numerics:
         param=param,
         master=master,
         grad=grad,
-        state=state_bytes(plan.optimizer, 4 if master or param == 4 else 2),
-        paged_state=plan.optimizer is Optimizer.PAGED_ADAMW_8BIT,
-        reduce={"fp32": 4, "bf16": 2}[reduce_dtype(plan)],
+        state=state_bytes(optimizer, 4 if master or param == 4 else 2),
+        paged_state=optimizer is Optimizer.PAGED_ADAMW_8BIT,
+        reduce={"fp32": 4, "bf16": 2}[reduced_in],
         frozen=frozen,
         upcast_frozen=4 if kbit else frozen,
         quant=QUANT_BYTES[quant] if quant is not None and adapters else None,
@@ -117,17 +136,19 @@ def state_bytes(optimizer: Optimizer, element: int) -> float:
     (bitsandbytes), 4-bit ones per block of 128 (torchao). Adafactor keeps a row and a column (arXiv
     1804.04235), plain SGD nothing.
     """
-    return {
-        Optimizer.ADAMW: 2.0 * element,
-        Optimizer.ADAMW_FOREACH: 2.0 * element,
-        Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
-        Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
-        Optimizer.ADAMW_4BIT: 2 * (0.5 + 4 / 128),
-        Optimizer.ADAFACTOR: 0.01,
-        Optimizer.SGD: 0.0,
-        Optimizer.LION: 1.0 * element,
-        Optimizer.MUON: 1.0 * element,
-    }[optimizer]
+    match optimizer:
+        case Optimizer.ADAMW | Optimizer.ADAMW_FOREACH:
+            return 2.0 * element
+        case Optimizer.ADAMW_8BIT | Optimizer.PAGED_ADAMW_8BIT:
+            return 2 * (1 + 4 / 256)
+        case Optimizer.ADAMW_4BIT:
+            return 2 * (0.5 + 4 / 128)
+        case Optimizer.LION | Optimizer.MUON:
+            return 1.0 * element
+        case Optimizer.ADAFACTOR:
+            return 0.01
+        case _:
+            return 0.0
 
 
 def reduce_dtype(plan: Plan) -> str:

@@ -39,6 +39,6 @@ def imbalance_bytes(s: Setting, peak: Phase) -> int:
     Dropless routing has no bound but the tokens themselves; twice the even share is where public reports of
     expert-parallel runs with a balancing loss end up, so that is shown as a range and not added to the peak.
     """
-    if not s.shape.is_moe or s.mesh.ep == 1:
+    if not s.sums.routed or s.mesh.ep == 1:
         return 0
     return peak.activations

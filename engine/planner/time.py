@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from ftdash.engine.model.shape import Role
 from ftdash.engine.plan import Checkpointing, Method, Offload, PipelineSchedule, Precision
-from ftdash.engine.planner.activations import logits_bytes, saved_without_checkpointing
+from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
 from ftdash.engine.planner.result import Collective, StepTime, Traffic
 from ftdash.engine.planner.setting import Setting
@@ -25,18 +24,15 @@ def model_flops(params: float, tokens: float) -> float:
 
 def attention_flops(s: Setting, tokens: float) -> float:
     """12·a·d·s a layer and token, forward and backward; half under a causal mask, less inside a window."""
-    total = 0.0
-    for group in s.shape.groups:
-        a = group.layer.attention
-        span = min(s.plan.seq_len, 2 * a.window) if a.window else s.plan.seq_len
-        total += group.count * 6 * a.heads * (a.head_dim + a.v_head_dim) / 2 * span
-    return total * tokens
+    length = s.plan.seq_len
+    return tokens * sum(
+        weight * (min(length, 2 * window) if window else length) for weight, window in s.sums.attention_flops
+    )
 
 
 def matmul_params(s: Setting) -> float:
     """Active parameters that take part in a matrix product: all but the input embedding's lookup."""
-    lookup = 0 if s.shape.tied_embeddings else s.shape.embedding_params
-    return s.shape.active_params - lookup
+    return s.sums.dense_products + s.sums.expert_products
 
 
 def peak_flops(s: Setting) -> float:
@@ -84,11 +80,11 @@ def compute_seconds(s: Setting, tokens: float) -> float:
     matmul *= s.shape.hidden / (s.shape.hidden + WIDTH_HALF)
     matmul /= 1 + TENSOR_SPLIT_LOSS * math.log2(s.mesh.tp)
     passes = _passes(s)
-    dense, experts = _matmul_params(s)
+    dense, experts = s.sums.dense_products, s.sums.expert_products
     flops = passes * dense + 6 * (s.trainable_params if s.lora is not None else 0)
     seconds = flops / (rate * matmul)
     if experts:
-        width = max(group.layer.moe.expert_width for group in s.shape.groups if group.layer.moe)
+        width = s.sums.expert_width
         seconds += passes * experts / (rate * matmul * width / (width + EXPERT_WIDTH_HALF))
     attention = attention_flops(s, 1.0) * (4 / 3 if s.plan.checkpointing is Checkpointing.FULL else 1.0)
     half_rate = s.gpu.bf16_flops or s.gpu.fp16_flops
@@ -117,22 +113,13 @@ def _passes(s: Setting) -> float:
     )
 
 
-def _matmul_params(s: Setting) -> tuple[float, float]:
-    """Active parameters in dense products and in routed experts."""
-    experts = sum(
-        group.count * linear.params / linear.count * group.layer.moe.top_k
-        for group in s.shape.groups
-        if group.layer.moe is not None
-        for linear in group.layer.linears
-        if linear.role is Role.EXPERT
-    )
-    return matmul_params(s) - experts, experts
-
-
 def _pointwise_bytes(s: Setting) -> float:
     """Bytes that norms, rotations, activations and the loss move per token."""
     passes = POINTWISE_PASSES_COMPILED if s.plan.compile else POINTWISE_PASSES
-    saved = sum(group.count * saved_without_checkpointing(s, group.layer, None) for group in s.shape.groups)
+    saved = 0.0
+    for index, group in enumerate(s.shape.groups):
+        adapted = None if s.lora is None else s.lora.layers[index].adapted
+        saved += group.count * block(s, group.layer, adapted).everything
     if s.plan.checkpointing is not Checkpointing.NONE:
         passes *= 4 / 3
     return passes * saved + 2 * logits_bytes(s).backward * s.shape.vocab

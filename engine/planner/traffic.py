@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftdash.engine.hardware import Link
-from ftdash.engine.model.shape import Role
-from ftdash.engine.plan import Attention, Checkpointing, Offload, Strategy
+from ftdash.engine.plan import Checkpointing, Offload, Strategy
 from ftdash.engine.planner.inventory import Stage, stages
 from ftdash.engine.planner.numerics import FSDP_FAMILY
 from ftdash.engine.planner.setting import Setting
@@ -47,7 +46,7 @@ def link_between(s: Setting, ranks: int, stride: int) -> Link:
 
 def flows(s: Setting) -> tuple[Flow, ...]:
     """Every collective of one step."""
-    stage = max(stages(s), key=lambda found: found.total("trainable_dense") + found.total("frozen_dense"))
+    stage = max(stages(s), key=lambda found: found.whole.gathered)
     return tuple(
         flow
         for flow in (
@@ -72,7 +71,7 @@ def gather(size: float, n: int) -> float:
 
 
 def _gradient_bytes(s: Setting, stage: Stage, per_param: float) -> tuple[float, float]:
-    return stage.total("trainable_dense") * per_param, stage.total("trainable_experts") * per_param
+    return stage.whole.trainable_dense * per_param, stage.whole.trainable_experts * per_param
 
 
 def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
@@ -88,19 +87,8 @@ def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
         return [Flow("all_reduce", link, 0.0, all_reduce(dense + experts, ranks), True, calls)]
     found = []
     if strategy in FSDP_FAMILY or strategy is Strategy.ZERO3:
-        weights = sum(
-            count * unit.gathered_bytes(s) for count, _, unit in stage.blocks
-        ) + stage.root.gathered_bytes(s)
-        expert_weights = sum(
-            count
-            * (
-                unit.trainable_experts * s.dtypes.compute
-                + (unit.frozen_experts - unit.quantised_experts) * s.dtypes.frozen
-                + unit.quantised_experts * (s.dtypes.quant or 0.0)
-            )
-            for count, _, unit in stage.blocks
-        )
-        once = gather(weights - expert_weights, n) + gather(expert_weights, ne)
+        experts_gathered = stage.whole.gathered_experts
+        once = gather(stage.whole.gathered - experts_gathered, n) + gather(experts_gathered, ne)
         times = 1 if strategy is Strategy.FSDP_NO_RESHARD else 2
         reduced = gather(dense, n) + gather(experts, ne)
         found.append(Flow("all_gather", link, times * once, 0.0, True, times * calls))
@@ -123,7 +111,7 @@ def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
 
 
 def _layers_here(s: Setting) -> float:
-    return s.shape.layers / s.mesh.pp
+    return s.sums.layers / s.mesh.pp
 
 
 def _recomputes(s: Setting) -> bool:
@@ -147,9 +135,7 @@ def _context_parallel(s: Setting) -> list[Flow]:
     cp = s.mesh.cp
     if cp == 1:
         return []
-    a = s.shape.groups[0].layer.attention
-    kv = a.kv_heads * (a.head_dim + a.v_head_dim) / s.mesh.tp
-    block = s.tokens * kv * s.dtypes.compute
+    block = s.tokens * s.sums.kv_width / s.mesh.tp * s.dtypes.compute
     passes = 3 + (1 if _recomputes(s) else 0)
     layers = _layers_here(s)
     return [
@@ -170,11 +156,9 @@ def _expert_parallel(s: Setting) -> list[Flow]:
     if ep == 1:
         return []
     total = calls = 0.0
-    for group in s.shape.groups:
-        if group.layer.moe is None:
-            continue
-        size = s.tokens / s.mesh.tp * group.layer.moe.top_k * s.shape.hidden * s.dtypes.compute
-        count = (6 if _recomputes(s) else 4) * group.count / s.mesh.pp
+    for layers, top_k in s.sums.routed:
+        size = s.tokens / s.mesh.tp * top_k * s.shape.hidden * s.dtypes.compute
+        count = (6 if _recomputes(s) else 4) * layers / s.mesh.pp
         total += count * size * (ep - 1) / ep
         calls += count
     return [Flow("ep_all_to_all", link_between(s, ep, 1), total, 0.0, False, calls)]
@@ -196,12 +180,12 @@ def _host(s: Setting, stage: Stage) -> list[Flow]:
     plan, d = s.plan, s.dtypes
     pcie = Link(f"pcie{s.gpu.pcie_generation}", s.gpu.pcie_bytes_per_s, 1e-5)
     n = s.mesh.param_shard
-    trainable = (stage.total("trainable_dense") / n) + stage.total("trainable_experts") / s.mesh.expert_shard
+    whole = stage.whole
+    trainable = whole.trainable_dense / n + whole.trainable_experts / s.mesh.expert_shard
     found = []
     if plan.offload in (Offload.ALL, Offload.NVME):
-        shard = trainable * d.param + sum(
-            count * unit.frozen_bytes(s, n, s.mesh.expert_shard) for count, _, unit in stage.blocks
-        )
+        frozen = whole.frozen_dense / n + whole.frozen_experts / s.mesh.expert_shard
+        shard = trainable * d.param + frozen
         found.append(Flow("host_parameters", pcie, 2 * shard + trainable * d.grad, 0.0, True))
     elif plan.offload is Offload.OPTIMIZER:
         found.append(Flow("host_optimizer", pcie, trainable * d.grad, trainable * d.param, False))
@@ -210,5 +194,3 @@ def _host(s: Setting, stage: Stage) -> list[Flow]:
         found.append(Flow("host_activations", pcie, 2 * size, 0.0, True))
     return found
 
-
-__all__ = ["Attention", "Flow", "Role", "all_reduce", "flows", "gather", "link_between"]

@@ -43,9 +43,7 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     strategy = s.plan.strategy
     if strategy not in SHARDS_WEIGHTS:
         return Gathered()
-    root = stage.root.gathered_bytes(s)
-    block = stage.largest_block(s).gathered_bytes(s)
-    whole = root + sum(count * unit.gathered_bytes(s) for count, _, unit in stage.blocks)
+    root, block, whole = stage.root.gathered, stage.block.gathered, stage.whole.gathered
     if strategy is Strategy.ZERO3:
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
         return Gathered(live, live, live, live, root)
@@ -61,15 +59,7 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
 
 def _dequantised_block(s: Setting, stage: Stage) -> float:
     """The largest single matrix of a k-bit base, unpacked to compute with it."""
-    if s.dtypes.quant is None:
-        return 0.0
-    largest = max(
-        linear.d_in * linear.d_out
-        for _, layer, unit in stage.blocks
-        for linear in layer.linears
-        if unit.quantised_dense
-    )
-    return s.dtypes.compute * largest / s.mesh.tp
+    return s.dtypes.compute * stage.whole.largest_matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +84,10 @@ def buffers(s: Setting, stage: Stage) -> Buffers:
     return _replicated(s, stage)
 
 
-def _trainable(stage: Stage) -> float:
-    return stage.total("trainable_dense") + stage.total("trainable_experts")
-
-
 def _step_temporaries(s: Setting, stage: Stage, shard: float) -> float:
     """foreach Adam builds the denominators of every parameter at once; fused kernels need none (PyTorch,
     torch/optim/adamw.py). 8-bit, Adafactor, Muon and the like work one parameter at a time."""
-    trainable = _trainable(stage) / shard
+    trainable = stage.whole.trainable / shard
     element = 4 if s.dtypes.param == 4 or s.dtypes.master else 2
     if s.plan.optimizer is Optimizer.ADAMW_FOREACH:
         return trainable * element
@@ -109,7 +95,7 @@ def _step_temporaries(s: Setting, stage: Stage, shard: float) -> float:
         return (
             2
             * 4
-            * max(stage.embedding if stage.root_trains else 0.0, stage.largest_block(s).trainable / 3)
+            * max(stage.embedding if stage.root_trains else 0.0, stage.block.trainable / 3)
             / shard
         )
     return 0.0
@@ -120,13 +106,13 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     reduce-scatter; the previous block's copy lives until the next is reduced. The head's gradient waits
     in the root unit for the embedding's, which comes last (torch/distributed/fsdp/_fully_shard)."""
     d = s.dtypes
-    block = stage.largest_block(s).trainable
+    block = stage.block.trainable
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
     # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype (torchtitan, PyTorch's
     # pipelining stage: set_requires_gradient_sync(False) until the last).
-    waiting = d.reduce * _trainable(stage) if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
+    waiting = d.reduce * stage.whole.trainable if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
         always=waiting,
         head_gradient=d.compute * head,
@@ -141,14 +127,14 @@ def _deepspeed(s: Setting, stage: Stage) -> Buffers:
     """Reduce buckets of a fixed size, doubled where reduction overlaps backward (ZeRO-1/2), and fp32 copies
     of the gradients that the optimizer steps with: the whole partition in ZeRO-1/2, a sub-group in ZeRO-3
     (deepspeed/runtime/zero/stage_1_and_2.py, stage3.py)."""
-    d, trainable = s.dtypes, _trainable(stage)
+    d, trainable = s.dtypes, stage.whole.trainable
     share = trainable / s.mesh.param_shard
     stage3 = s.plan.strategy is Strategy.ZERO3
     bucket = d.compute * min(REDUCE_BUCKET, trainable) * (1 if stage3 else 2)
     fp32_gradients = 4 * (min(SUB_GROUP, share) if stage3 else share)
     if s.plan.offload is not Offload.NONE:
         fp32_gradients = 0.0
-    block = stage.largest_block(s).trainable
+    block = stage.block.trainable
     return Buffers(
         always=bucket,
         block_gradient=d.compute * block,
@@ -162,14 +148,14 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
     """DDP's buckets are a second copy of the gradients (gradient_as_bucket_view is off by default), live from
     the first step on. Under autocast every weight has a cast that the graph keeps."""
     d = s.dtypes
-    casts = d.compute * _trainable(stage) if d.autocast and d.param == 4 and s.lora is None else 0.0
+    casts = d.compute * stage.whole.trainable if d.autocast and d.param == 4 and s.lora is None else 0.0
     ddp = s.plan.strategy is Strategy.DDP and s.mesh.data_parallel > 1
     tied = s.shape.tied_embeddings and stage.root_trains and s.lora is None
     in_backward = s.plan.optimizer_in_backward
-    block = stage.largest_block(s).trainable
+    block = stage.block.trainable
     shard = s.mesh.param_shard if s.plan.strategy is Strategy.MEGATRON else 1
     return Buffers(
-        always=d.grad * _trainable(stage) if ddp else 0.0,
+        always=d.grad * stage.whole.trainable if ddp else 0.0,
         casts=casts,
         casts_at_end=d.compute * block if casts else 0.0,
         head_gradient=d.grad * stage.head if stage.root_trains and s.lora is None else 0.0,
@@ -183,7 +169,7 @@ def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
     """Weights on the GPU while loading. Replicated strategies and DeepSpeed without zero.Init hold the whole model
     there before anything is sharded; FSDP loads on the host; quantising holds one matrix in 16 bits beside it."""
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
-        whole = stage.total("frozen_dense") + stage.total("frozen_experts") + _trainable(stage)
+        whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)
     return at_rest + _dequantised_block(s, stage)
 
@@ -192,5 +178,5 @@ def save_gather(s: Setting, stage: Stage) -> float:
     """A full state dict gathers one parameter at a time before it moves to rank 0's host memory."""
     if s.plan.strategy not in SHARDS_WEIGHTS:
         return 0.0
-    largest = max(stage.embedding, stage.largest_block(s).gathered_bytes(s) / s.dtypes.compute / 3)
+    largest = max(stage.embedding, stage.block.gathered / s.dtypes.compute / 3)
     return largest * (s.dtypes.param if s.plan.method is Method.FULL else s.dtypes.compute)

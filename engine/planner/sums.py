@@ -1,0 +1,83 @@
+"""Sums over a model's layers that no choice of a plan changes, computed once a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ftdash.engine.model.shape import ModelShape, Role
+
+
+class Same:
+    """A value as a cache key by identity: hashing a nested shape costs more than planning with it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and other.value is self.value
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSums:
+    total: int
+    active: int
+    layers: int
+    narrowest: int  # the smallest side of any matrix that can carry an adapter
+    dense_products: float  # active parameters in dense matrix products, the head included
+    expert_products: float  # active parameters in routed experts
+    expert_width: int
+    attention_flops: tuple[tuple[float, int | None], ...]  # a token and position of context; the window
+    kv_width: float  # keys and values of one layer, elements a token
+    routed: tuple[tuple[int, int], ...]  # (layers, top_k) of each MoE group
+
+
+def model_sums(shape: ModelShape) -> ModelSums:
+    """The sums of one model; cached by the shape object itself."""
+    return _model_sums(Same(shape))
+
+
+@lru_cache(maxsize=512)
+def _model_sums(key: Same) -> ModelSums:
+    shape = key.value
+    assert isinstance(shape, ModelShape)
+    experts = 0.0
+    narrowest = 10**9
+    widths = [0]
+    routed = []
+    for group in shape.groups:
+        layer = group.layer
+        for linear in layer.linears:
+            if linear.role is not Role.ROUTER:
+                narrowest = min(narrowest, linear.d_in, linear.d_out)
+            if linear.role is Role.EXPERT and layer.moe is not None:
+                experts += group.count * linear.params / linear.count * layer.moe.top_k
+        if layer.moe is not None:
+            widths.append(layer.moe.expert_width)
+            routed.append((group.count, layer.moe.top_k))
+    lookup = 0 if shape.tied_embeddings else shape.embedding_params
+    first = shape.groups[0].layer.attention
+    return ModelSums(
+        total=shape.total_params,
+        active=shape.active_params,
+        layers=shape.layers,
+        narrowest=narrowest,
+        dense_products=shape.active_params - lookup - experts,
+        expert_products=experts,
+        expert_width=max(widths),
+        attention_flops=tuple(
+            (
+                3.0 * group.count * a.heads * (a.head_dim + a.v_head_dim),
+                a.window,
+            )
+            for group in shape.groups
+            for a in (group.layer.attention,)
+        ),
+        kv_width=float(first.kv_heads * (first.head_dim + first.v_head_dim)),
+        routed=tuple(routed),
+    )
