@@ -62,7 +62,7 @@ class Cockpit(App[None]):
 
     BINDINGS: ClassVar = [
         *(
-            Binding(f"{number},f{number}", f"pane('{name}')", name.title())
+            Binding(f"{number},f{number},alt+{number}", f"pane('{name}')", name.title())
             for number, name in enumerate(ORDER, 1)
         ),
         Binding("q", "quit", "Quit"),
@@ -155,8 +155,8 @@ class Cockpit(App[None]):
         self._focus_moved()
 
     async def action_pane(self, name: str) -> None:
-        if len(self.screen_stack) > 1:
-            return
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
         self.active = name
         await self._show_panes()
 
@@ -178,7 +178,10 @@ class Cockpit(App[None]):
                 if name in ORDER and name != self.active:
                     self.active = name
                     self.query_one(TabBar).show(active=name)
-        self.query_one(HintBar).show("  ".join(filter(None, hints)))
+        # The widget's own use of a key comes before the pane's.
+        parts = [hint for hint in "  ".join(hints).split("  ") if hint]
+        by_key = {hint.split(" ")[0]: hint for hint in reversed(parts)}
+        self.query_one(HintBar).show("  ".join(reversed(by_key.values())))
 
     # The watched run
 
@@ -201,8 +204,15 @@ class Cockpit(App[None]):
 
     def show_newest(self, pane: Pane) -> None:
         """Hand the newest state to one pane."""
-        if self.feed is not None and pane.is_mounted:
+        if self.feed is None or not pane.is_mounted:
+            return
+        try:
             pane.show_run(self.feed.peek(), self.feed.trouble)
+        except Exception as error:  # one state that cannot be drawn is a notice; the next one may be drawn
+            self.log.error(error)
+            self.notice(
+                f"{pane.TITLE} cannot show this state: {type(error).__name__}: {error}", severity="error"
+            )
 
     @on(RunChosen)
     async def _run_chosen(self, event: RunChosen) -> None:

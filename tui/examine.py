@@ -15,7 +15,8 @@ from ftdash.monitor.diagnosis import diagnose
 from ftdash.monitor.diagnosis.model import Diagnosis, RankEvidence, Sample, decode_rank
 from ftdash.monitor.rundir import RunDir, RunError
 
-BETWEEN_SAMPLES_S = 5.0
+QUICK_S = 0.6  # between the first look and the second, which gives the quick verdict
+CONFIRM_S = 4.4  # from there to the third, which confirms it
 PATIENCE_S = 6.0
 LOOK_EVERY_S = 0.1
 LARGEST_DUMP = 32_000_000  # bytes; a stack file beyond this is not one
@@ -30,12 +31,15 @@ class Examined(Message):
         evidence: tuple[RankEvidence, ...] = (),
         samples: int = 0,
         trouble: str = "",
+        *,
+        confirmed: bool = True,
     ) -> None:
         super().__init__()
         self.diagnosis = diagnosis
         self.evidence = evidence
         self.samples = samples
         self.trouble = trouble
+        self.confirmed = confirmed
 
 
 class Examination:
@@ -57,13 +61,17 @@ class Examination:
     def _examine(self) -> None:
         samples: list[Sample] = []
         try:
-            for number in (1, 2):
-                sample = take_sample(self._run, self._world, native=self._native, ended=self._ended)
-                if self._ended.is_set():
+            for pause_s in (0.0, QUICK_S, CONFIRM_S):
+                if self._ended.wait(pause_s):
                     return
-                samples.append(sample)
-                self._tell(Examined(diagnose(samples), sample.ranks, number))
-                if not sample.ranks or self._native or self._ended.wait(BETWEEN_SAMPLES_S):
+                samples.append(take_sample(self._run, self._world, native=self._native, ended=self._ended))
+                if len(samples) == 1 and samples[0].ranks and not self._native:
+                    continue  # one look cannot tell waiting from working
+                taken = samples[-1].ranks
+                final = pause_s == CONFIRM_S or not taken or self._native
+                seen = [samples[0], samples[-1]] if len(samples) > 1 else samples
+                self._tell(Examined(diagnose(seen), taken, len(seen), confirmed=final))
+                if final:
                     return
         except (RunError, OSError) as error:
             self._tell(Examined(None, trouble=" ".join(str(error).split())))

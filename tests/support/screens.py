@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from pathlib import Path
 
-from ftdash.monitor.rundir import Manifest
+from textual.app import App
+from textual.geometry import Size
+from textual.pilot import Pilot
+
+from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import (
     Alert,
     ExpertLayer,
@@ -17,6 +25,7 @@ from ftdash.monitor.state import (
     RunPhase,
     RunState,
 )
+from ftdash.tui.cockpit import Cockpit
 
 HOSTILE = ("[/usr/bin/x]", "[rank0]", "[node_modules]", "[bold red]loud[/]", "[link=x", "\x1b[31mred\x1b[0m")
 NOW = 1_800_000_000.0
@@ -158,3 +167,58 @@ def with_hostile_text(state: RunState) -> RunState:
     )
     alerts = tuple(Alert(f"h{index}", "error", text, (index,), NOW) for index, text in enumerate(HOSTILE))
     return replace(state, ranks=members, alerts=alerts, notices=HOSTILE)
+
+
+class StillFeed:
+    """A feed that shows one state and reads nothing."""
+
+    def __init__(self, state: RunState | None, run: RunDir, trouble: str = "") -> None:
+        self.state, self.run, self.trouble = state, run, trouble
+
+    def peek(self) -> RunState | None:
+        return self.state
+
+    def take(self) -> RunState | None:
+        return self.state
+
+    def watch(self, visible: bool) -> None:
+        """Nothing is read, so nothing is paused."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def screen_text(app: App[None]) -> str:
+    """What stands on the screen now, line by line, without styles."""
+    width, height = app.size
+    strips = app.screen._compositor.render_strips(Size(width, height))
+    return "\n".join("".join(segment.text for segment in strip) for strip in strips)
+
+
+@contextlib.asynccontextmanager
+async def cockpit(
+    tmp_path: Path,
+    *,
+    pane: str = "monitor",
+    size: tuple[int, int] = (120, 40),
+    state: RunState | None = None,
+    run: RunDir | None = None,
+) -> AsyncIterator[tuple[Cockpit, Pilot[None]]]:
+    """The cockpit without a terminal, on an empty folder of runs, showing `state` where given."""
+    app = Cockpit(run=run, pane=pane, runs_root=str(tmp_path / "runs"))
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        if state is not None:
+            app.feed = StillFeed(state, run or RunDir(tmp_path / "nowhere"))  # type: ignore[assignment]
+            for name in app.visible_panes():
+                app.show_newest(app.panes[name])
+            await pilot.pause()
+        yield app, pilot
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], bool], patience_s: float = 10.0) -> None:
+    """Wait for a condition; the screen's text comes with the failure."""
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline, screen_text(pilot.app)
+        await pilot.pause(0.02)

@@ -63,7 +63,7 @@ class StallLine(LineWidget):
 class DiagnosePane(Pane):
     TITLE = "Diagnose"
     HELP = (
-        "d takes stacks of all ranks, twice, five seconds apart, and names the rank that holds the others up.\n"
+        "d takes stacks of all ranks, some seconds apart, and names the rank that holds the others up.\n"
         "n takes them once with native frames (each rank pauses for half a second), t shows all threads,\n"
         "r writes a report as Markdown and copies it, k stops the run after you typed stop.\n"
         "A run that stalls while this pane is open is examined once by itself."
@@ -151,7 +151,7 @@ class DiagnosePane(Pane):
             panel.say(event.trouble)
         else:
             self.diagnosis = event.diagnosis
-            panel.show(event.diagnosis, confirmed=event.samples > 1 or not event.evidence)
+            panel.show(event.diagnosis, confirmed=event.confirmed)
             groups.show(event.diagnosis.groups, event.diagnosis.verdict.culprits)
             if groups.selected is not None:
                 self._show_stack(groups.selected[0])

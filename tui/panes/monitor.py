@@ -21,7 +21,7 @@ from ftdash.tui.widgets.gpu_strip import GpuStrip
 from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.heatmap import ExpertHeatmap
 from ftdash.tui.widgets.node_grid import NodeGrid
-from ftdash.tui.widgets.overview import Overview, on_cpu, promise
+from ftdash.tui.widgets.overview import Overview, on_gpu, promise
 from ftdash.tui.widgets.rank_table import RankTable
 
 MANY_RANKS = 64  # from here on the node grid comes first
@@ -92,7 +92,7 @@ class MonitorPane(Pane):
         self.query_one(AlertList).show(state.alerts, state.notices)
 
     def _show_curves(self, state: RunState) -> None:
-        said = None if on_cpu(state) else promise(state)
+        said = promise(state) if on_gpu(state) else None
         speed_plan = said.tokens_per_s if said else None
         words = fmt.rate(state.tokens_per_s)
         if speed_plan:
@@ -127,11 +127,13 @@ class MonitorPane(Pane):
             return
         self._heights = heights
         if many:
-            per_line = nodes.per_line(max(20, nodes.size.width)) if nodes.nodes else 4
-            hosts = len({rank.host for rank in state.ranks})
-            nodes.styles.height = min(-(-hosts // per_line) + 2, max(6, room // 2))
+            most = max(6, room - 6 - min(max(layers, 3), 8))
+            width = self.query_one("#monitor-main").size.width - 2
+            nodes.show(state.ranks, state.alerts)
+            lines = -(-len(nodes.nodes) // nodes.per_line(width, most - 2))
+            nodes.styles.height = min(lines + 2, most)
             table.styles.height = "1fr"
-            heat.styles.height = min(layers, max(6, room // 3))
+            heat.styles.height = min(layers, 8) if lines + 2 >= most else min(layers, max(8, room // 3))
             return
         gpus = min(gpu_lines, max(3, room // 4)) if gpu_lines else 0
         self.query_one(GpuStrip).styles.height = gpus

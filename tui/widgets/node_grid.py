@@ -85,16 +85,26 @@ class NodeGrid(LineWidget, can_focus=True):
             self.border_title = title
         self.redraw()
 
-    def per_line(self, width: int) -> int:
+    def _most(self, width: int) -> int:
+        """Cells of the largest node, as far as they fit beside its name."""
+        return min(max((len(ranks) for _, ranks in self.nodes), default=1), max(1, width - NAME_WIDTH - 3))
+
+    def named(self, width: int, height: int) -> bool:
+        """Whether every node has its name beside it; else only the first one of each line has."""
+        return len(self.nodes) <= height * max(1, width // (NAME_WIDTH + 3 + self._most(width)))
+
+    def per_line(self, width: int, height: int) -> int:
         """Nodes beside each other in `width` cells."""
-        most = max((len(ranks) for _, ranks in self.nodes), default=1)
-        return max(1, width // (NAME_WIDTH + 1 + min(most, width - NAME_WIDTH) + 2))
+        most = self._most(width)
+        if self.named(width, height):
+            return max(1, width // (NAME_WIDTH + 3 + most))
+        return max(1, (width - NAME_WIDTH - 1) // (most + 1))
 
     def draw(self, width: int, height: int) -> list[Line]:
         if not self.nodes:
             return [(("no ranks yet", theme.DIM),)]
-        per_line = self.per_line(width)
-        most = min(max(len(ranks) for _, ranks in self.nodes), width - NAME_WIDTH - 3)
+        per_line, most = self.per_line(width, height), self._most(width)
+        named = self.named(width, height)
         first_line = max(0, self.cursor // per_line - height + 1)
         lines: list[Line] = []
         for start in range(first_line * per_line, len(self.nodes), per_line):
@@ -102,39 +112,55 @@ class NodeGrid(LineWidget, can_focus=True):
             for index in range(start, min(start + per_line, len(self.nodes))):
                 host, ranks = self.nodes[index]
                 chosen = self.has_focus and index == self.cursor
-                name = fmt.fit(_tail(fmt.clean(host), NAME_WIDTH), NAME_WIDTH)
-                parts.append((name, theme.DIM + Style(reverse=True) if chosen else theme.DIM))
-                parts.append((" ", theme.DIM))
-                parts += _joined(look(rank, self.medians, self.alerted) for rank in ranks[:most])
-                parts.append((" " * (most - min(most, len(ranks)) + 2), theme.DIM))
+                mark = Style(reverse=True) if chosen else Style()
+                if named or index == start:
+                    name = fmt.fit(_tail(fmt.clean(host), NAME_WIDTH), NAME_WIDTH)
+                    parts += [(name, theme.DIM + mark), (" ", theme.DIM)]
+                cells = _joined(look(rank, self.medians, self.alerted) for rank in ranks[:most])
+                parts += cells if named else [(text, style + mark) for text, style in cells]
+                parts.append((" " * (most - min(most, len(ranks)) + (2 if named else 1)), theme.DIM))
             lines.append(tuple(parts))
         return lines
 
     def action_move(self, by: int) -> None:
         self.cursor = max(0, min(self.cursor + by, len(self.nodes) - 1))
+        self._name_chosen()
         self.redraw()
 
+    def _name_chosen(self) -> None:
+        """The node under the cursor, by name, below the grid."""
+        if self.nodes and self.has_focus:
+            host, ranks = self.nodes[self.cursor]
+            numbers = fmt.ranks(rank.rank for rank in ranks)
+            self.border_subtitle = f"{fmt.clean(host)}: ranks {numbers}"
+        else:
+            self.border_subtitle = ""
+
     def action_row(self, by: int) -> None:
-        self.action_move(by * self.per_line(self.size.width))
+        self.action_move(by * self.per_line(*self.size))
 
     def action_choose(self) -> None:
         if self.nodes:
             self.post_message(self.Chosen(self.nodes[self.cursor][0]))
 
     def on_focus(self) -> None:
+        self._name_chosen()
         self.redraw()
 
     def on_blur(self) -> None:
+        self._name_chosen()
         self.redraw()
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
         if offset is None or not self.nodes:
             return
-        per_line = self.per_line(self.size.width)
-        block = self.size.width // per_line
+        width, height = self.size
+        per_line, most = self.per_line(width, height), self._most(width)
+        named = self.named(width, height)
+        column = offset.x // (NAME_WIDTH + 3 + most) if named else (offset.x - NAME_WIDTH - 1) // (most + 1)
         first_line = max(0, self.cursor // per_line - self.size.height + 1)
-        index = (first_line + offset.y) * per_line + min(per_line - 1, offset.x // max(1, block))
+        index = (first_line + offset.y) * per_line + max(0, min(per_line - 1, column))
         if index < len(self.nodes):
             self.cursor = index
             self.redraw()

@@ -46,9 +46,9 @@ def _number(stored: dict[str, Any], section: str, key: str) -> float | None:
     return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
-def on_cpu(state: RunState) -> bool:
-    """True for a rehearsal on the CPU, where a prediction for GPUs promises nothing."""
-    return bool(state.ranks) and all(rank.device.startswith("cpu") for rank in state.ranks)
+def on_gpu(state: RunState) -> bool:
+    """False for a run on the CPU, where a prediction for GPUs promises nothing, and before it is known."""
+    return any(rank.gpu is not None or rank.device.startswith("cuda") for rank in state.ranks)
 
 
 class Overview(LineWidget):
@@ -124,8 +124,9 @@ class Overview(LineWidget):
         said = promise(state)
         if said == Promise():
             return []
-        if on_cpu(state):
-            return [("  plan is for GPUs, this runs on CPU", theme.DIM)]
+        if not on_gpu(state):
+            cpu = any(rank.device.startswith("cpu") for rank in state.ranks)
+            return [("  the plan is for GPUs, this runs on CPU", theme.DIM)] if cpu else []
         parts: list[Part] = []
         memory = max((rank.memory_used or 0 for rank in state.ranks), default=0)
         for word, measured, planned, worse_above in (

@@ -267,7 +267,7 @@ class RankTable(Grid):
     def columns(self) -> Sequence[Column]:
         hosts = {rank.host for rank in self.ranks}
         on_gpu = any(rank.gpu is not None for rank in self.ranks)
-        columns = [Column("rank", "rank", 4, right=True)]
+        columns = [Column("rank", "rank", 5, right=True)]
         if len(hosts) > 1 or self.size.width > 110:
             columns.append(Column("host", "host", min(16, max([4, *map(len, hosts)])), drop=5))
         columns += [Column("bar", "memory", 8, drop=6), Column("memory", "GB", 10, drop=2)]
@@ -377,7 +377,7 @@ class RankTable(Grid):
 
     def _state_cell(self, row: RankRow) -> tuple[str, Style]:
         rank, gpu = row.state, row.state.gpu
-        symbol, style = STATE_LOOK[rank.state]
+        symbol, style = STATE_LOOK.get(rank.state, (theme.GLYPHS.waiting, theme.DIM))
         words = rank.state.value
         if rank.state is RankPhase.COMPUTE and rank.phase:
             words = fmt.clean(rank.phase)

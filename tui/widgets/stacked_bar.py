@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rich.style import Style
@@ -63,6 +64,24 @@ def stacked(parts: Sequence[Share], limit: float, width: int) -> Line:
     return tuple(cells)
 
 
+def axis(parts: Sequence[Share], limit: float, width: int) -> str:
+    """Round GB figures over the bar of `stacked`, each at its place."""
+    full = max(sum(size for _, size in parts), limit * 1.06, 1e-9) / fmt.GB
+    raw = full / 5
+    scale = 10 ** math.floor(math.log10(raw))
+    step = next(scale * factor for factor in (1, 2, 5, 10) if scale * factor >= raw)
+    text = "0"
+    mark = step
+    while mark < full:
+        label = f"{mark:g}"
+        at = round(mark / full * width) - len(label) // 2
+        if at <= len(text) or at + len(label) + 3 > width:
+            break
+        text = text.ljust(at) + label
+        mark += step
+    return f"{text} GB"
+
+
 def answer(prediction: Prediction) -> tuple[str, Style]:
     """The answer in words: verdict, size, where it peaks."""
     symbol, word, style = VERDICT_LOOK[prediction.verdict]
@@ -99,7 +118,10 @@ class StackedBar(LineWidget):
         text, style = answer(prediction)
         parts = shares(prediction)
         bar = stacked(parts, prediction.memory.capacity, width)
-        lines = [((text, style + Style(bold=True)),), bar]
+        lines = [((text, style + Style(bold=True)),)]
+        if height > 7:
+            lines.append(((axis(parts, prediction.memory.capacity, width), theme.DIM),))
+        lines.append(bar)
         lines += self._legend(parts, width)
         lines += self._phases(prediction, width)
         host = prediction.memory.host_ram_per_node
@@ -124,23 +146,21 @@ class StackedBar(LineWidget):
 
     @staticmethod
     def _phases(prediction: Prediction, width: int) -> list[Line]:
-        phases = prediction.memory.phases
         capacity = prediction.memory.capacity or 1
-        cell = max(12, width // max(1, len(phases)))
-        per_line = max(1, width // cell)
-        lines: list[Line] = []
-        for start in range(0, len(phases), per_line):
-            parts: list[Part] = []
-            for phase in phases[start : start + per_line]:
-                worst = phase.name is prediction.memory.peak_phase
-                name = PHASE_WORDS[phase.name]
-                value = fmt.gb(phase.total)
-                room = max(1, cell - len(name) - len(value) - 3)
-                blocks = fmt.bar(phase.total / capacity, room, theme.GLYPHS.blocks)
-                parts += [
-                    (f"{name} ", theme.BOLD if worst else theme.DIM),
-                    (blocks, theme.WARN if worst else theme.ACCENT),
-                    (f" {value} ", theme.BOLD if worst else theme.DIM),
-                ]
-            lines.append(tuple(parts))
-        return lines
+        lines: list[list[Part]] = [[]]
+        used = 0
+        for phase in prediction.memory.phases:
+            worst = phase.name is prediction.memory.peak_phase
+            name, value = PHASE_WORDS[phase.name], fmt.gb(phase.total)
+            level = theme.GLYPHS.levels[max(1, min(8, round(phase.total / capacity * 8)))]
+            length = len(name) + len(value) + 4
+            if used + length > width + 1 and lines[-1]:
+                lines.append([])
+                used = 0
+            lines[-1] += [
+                (f"{name} ", theme.BOLD if worst else theme.DIM),
+                (level, theme.WARN if worst else theme.ACCENT),
+                (f" {value}  ", theme.BOLD if worst else theme.DIM),
+            ]
+            used += length
+        return [tuple(line) for line in lines]

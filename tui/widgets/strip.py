@@ -53,12 +53,13 @@ class StageStrip(LineWidget):
     def draw(self, width: int, height: int) -> list[Line]:
         if self.plan is None:
             return []
-        room = max(7, (width - 11) // len(STRIP_STAGES))
-        head: list[Part] = [(fmt.fit("", 11), theme.DIM)]
+        label = 11 if width >= 60 else 7
+        room = max(7, (width - label) // len(STRIP_STAGES))
+        head: list[Part] = [(fmt.fit("", label), theme.DIM)]
         head += [(fmt.fit(" " + stage.value, room), theme.DIM) for stage in STRIP_STAGES]
         lines: list[Line] = [tuple(head)]
         for checkpointing in Checkpointing:
-            parts: list[Part] = [(fmt.fit(checkpointing.value, 11), theme.DIM)]
+            parts: list[Part] = [(fmt.fit(checkpointing.value[: label - 1], label), theme.DIM)]
             for stage in STRIP_STAGES:
                 text, style = self._cell(self.cells.get((checkpointing, stage)))
                 here = stage is self.plan.strategy and checkpointing is self.plan.checkpointing

@@ -91,9 +91,8 @@ def report(diagnosis: Diagnosis, run: str, step: int, when: str) -> str:
     ]
     lines += [_code(verdict.reason), ""] if verdict.reason else []
     for culprit in verdict.culprits:
-        lines.append(
-            f"- rank {culprit.rank} on `{culprit.host}` pid {culprit.pid}: {_code(culprit.frame)} {culprit.why}"
-        )
+        who = f"rank {culprit.rank} on `{culprit.host}` pid {culprit.pid}"
+        lines.append(f"- {who}: {_code(culprit.frame)} {culprit.why}")
     for title, texts in (
         ("Evidence", verdict.evidence),
         ("Against", verdict.against),
