@@ -86,6 +86,7 @@ def test_killing_the_agent_leaves_training_alive_and_the_end_is_still_told(tmp_p
     assert [rank.step for rank in state.ranks] == [60, 60]
 
 
+@pytest.mark.slow
 def test_without_an_agent_a_failure_is_still_a_failure(tmp_path: Path) -> None:
     run = start_run(tmp_path, 2, "--steps", "4000")
     state = wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 2 for rank in state.ranks))
@@ -97,6 +98,7 @@ def test_without_an_agent_a_failure_is_still_a_failure(tmp_path: Path) -> None:
     assert state.manifest.exit_code == 1
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_detached_agent_but_not_its_training(tmp_path: Path) -> None:
     run = start_run(tmp_path, 1, "--steps", "4000")
     wait_for(run, lambda state: bool(state.ranks) and state.ranks[0].step > 0)
@@ -108,6 +110,7 @@ def test_sigterm_ends_a_detached_agent_but_not_its_training(tmp_path: Path) -> N
     assert read(run).state is RunPhase.STOPPED
 
 
+@pytest.mark.slow
 def test_an_agent_can_adopt_a_run_and_sees_it_end(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -143,6 +146,7 @@ def test_a_dump_request_gives_a_file_for_every_rank(tmp_path: Path) -> None:
     stop_run(run, grace_s=2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file to somebody else")
 def test_a_request_of_another_user_is_not_honoured(tmp_path: Path) -> None:
     run = start_run(tmp_path, 1, "--steps", "4000")
@@ -155,6 +159,7 @@ def test_a_request_of_another_user_is_not_honoured(tmp_path: Path) -> None:
     stop_run(run, grace_s=2)
 
 
+@pytest.mark.slow
 def test_nothing_to_adopt_is_said_in_one_line(tmp_path: Path) -> None:
     from ftdash.monitor.agent.agent import adoptable
 
