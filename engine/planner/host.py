@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from ftdash.engine.plan import Checkpointing, Offload, Strategy
 from ftdash.engine.planner.inventory import Stage, stages
 from ftdash.engine.planner.numerics import SHARDS_WEIGHTS, ZERO_FAMILY
@@ -72,7 +70,7 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
     if plan.strategy in ZERO_FAMILY:
         held = float(sum(pinned_bytes(trainable * size, SUB_GROUP * size) for size in states if size))
         if whole:
-            held += sum(next_pow2(size) for size in _shards(s, stage, d.param))
+            held += _pinned_shards(s, stage, d.param)
         return held
     moments = trainable * (d.master + d.state)
     if not whole:
@@ -80,24 +78,23 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
     if plan.strategy is Strategy.FSDP1:
         frozen = whole_stage.frozen_dense / n + whole_stage.frozen_experts / ne
         return moments + frozen + trainable * (d.param + d.grad)
-    return moments + sum(next_pow2(size) for size in _shards(s, stage, d.param)) + trainable * d.grad
+    return moments + _pinned_shards(s, stage, d.param) + trainable * d.grad
 
 
-def _shards(s: Setting, stage: Stage, per_trainable: float) -> Iterator[float]:
-    """Bytes of each parameter tensor's shard on one rank; all adapters of a block count as one."""
+def _pinned_shards(s: Setting, stage: Stage, per_trainable: float) -> float:
+    """Pinned bytes of every parameter tensor's shard on one rank; the adapters of a block count as one."""
     d, n, ne = s.dtypes, s.mesh.param_shard, s.mesh.expert_shard
+    total = float(next_pow2((stage.root.frozen_dense + stage.root.trainable * per_trainable) / n))
     for count, layer, unit in stage.blocks:
-        weight = (
-            per_trainable if s.lora is None else d.quant if unit.packed_dense and d.quant else d.frozen
+        weight = per_trainable if s.lora is None else d.quant if unit.packed_dense and d.quant else d.frozen
+        pinned = sum(
+            next_pow2(linear.params * weight / s.mesh.tp / (ne if linear.count > 1 else n))
+            for linear in layer.linears
         )
-        for _ in range(max(1, round(count))):
-            yield from (
-                linear.params * weight / s.mesh.tp / (ne if linear.count > 1 else n)
-                for linear in layer.linears
-            )
-            if s.lora is not None and unit.trainable:
-                yield unit.trainable * per_trainable / n
-    yield (stage.root.frozen_dense + stage.root.trainable * per_trainable) / n
+        if s.lora is not None and unit.trainable:
+            pinned += next_pow2(unit.trainable * per_trainable / n)
+        total += count * pinned
+    return total
 
 
 def host_ram(s: Setting) -> int:

@@ -167,5 +167,7 @@ def _unit(
         packed_dense=packed,
         packed_experts=packed_experts,
         frozen_params=linears + loose + experts,
-        largest_matrix=max((x.d_in * x.d_out / tp for x in others), default=0.0) if quant is not None else 0.0,
+        largest_matrix=max((x.d_in * x.d_out / tp for x in others), default=0.0)
+        if quant is not None
+        else 0.0,
     )

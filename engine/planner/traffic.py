@@ -193,4 +193,3 @@ def _host(s: Setting, stage: Stage) -> list[Flow]:
         size = s.tokens / s.mesh.tp * s.shape.hidden * d.stream * _layers_here(s)
         found.append(Flow("host_activations", pcie, 2 * size, 0.0, True))
     return found
-

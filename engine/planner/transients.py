@@ -92,12 +92,7 @@ def _step_temporaries(s: Setting, stage: Stage, shard: float) -> float:
     if s.plan.optimizer is Optimizer.ADAMW_FOREACH:
         return trainable * element
     if s.plan.optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON):
-        return (
-            2
-            * 4
-            * max(stage.embedding if stage.root_trains else 0.0, stage.block.trainable / 3)
-            / shard
-        )
+        return 2 * 4 * max(stage.embedding if stage.root_trains else 0.0, stage.block.trainable / 3) / shard
     return 0.0
 
 

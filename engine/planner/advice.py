@@ -1,0 +1,390 @@
+"""What would help: remedies for memory and for speed, each checked by planning again, and warnings.
+
+Remedies come in the order a practitioner would try them: first what costs no accuracy and little speed.
+Where no single one is enough they are added up until the plan fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ftdash.engine import mesh as meshes
+from ftdash.engine.plan import (
+    Checkpointing,
+    ExpertLora,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    Plan,
+    PlanError,
+    Precision,
+    Quant,
+    Strategy,
+)
+from ftdash.engine.planner.memory import memory_of
+from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
+from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
+from ftdash.engine.planner.setting import Setting, setting_of
+from ftdash.engine.planner.time import traffic_and_time
+
+MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
+LONG_SEQUENCE = 32_768
+MOST_REMEDIES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    code: str
+    text: str
+    change: Callable[[Setting], Plan | None]  # None where it does not apply
+
+
+def advise(s: Setting, found: Prediction) -> tuple[Advice, ...]:
+    """All advice on a plan: remedies first where it does not fit or is tight, then speed, then warnings."""
+    advice: list[Advice] = []
+    if found.verdict is not Verdict.FITS:
+        advice += _for_memory(s, found)
+    advice += _for_speed(s, found)
+    advice += _warnings(s, found)
+    return tuple(advice)
+
+
+def gigabytes(size: float) -> str:
+    """Decimal gigabytes, as people read them."""
+    return f"{size / 1e9:.1f} GB"
+
+
+def _for_memory(s: Setting, found: Prediction) -> list[Advice]:
+    """Single remedies that fit or save most, and the shortest combination in order where no single one fits."""
+    need, capacity = found.memory.device, found.memory.capacity
+    helpful: list[tuple[Remedy, Plan, Memory]] = []
+    enough = 0
+    for remedy in REMEDIES:
+        plan = remedy.change(s)
+        memory = _memory(plan)
+        if plan is None or memory is None or memory.device >= need:
+            continue
+        helpful.append((remedy, plan, memory))
+        enough += memory.device <= capacity
+        if enough == MOST_REMEDIES:
+            break
+    if enough:
+        helpful = [one for one in helpful if one[2].device <= capacity]
+        combined = None
+    else:
+        combined = _combine(s, found, [remedy for remedy, _, _ in helpful])
+        helpful.sort(key=lambda one: one[2].device)
+    singles = [_remedy(s, found, r.code, r.text, plan, memory) for r, plan, memory in helpful[:MOST_REMEDIES]]
+    return [*([combined] if combined else []), *singles]
+
+
+def _combine(s: Setting, found: Prediction, remedies: list[Remedy]) -> Advice | None:
+    current, used, texts = s, [], []
+    for remedy in remedies:
+        plan = remedy.change(current)
+        if plan is None:
+            continue
+        try:
+            changed = setting_of(plan)
+        except PlanError:
+            continue
+        current = changed
+        used.append(remedy.code)
+        texts.append(remedy.text)
+        memory = memory_of(current)
+        if memory.device <= memory.capacity:
+            return _remedy(s, found, "+".join(used), ", then ".join(texts), plan, memory)
+    return None
+
+
+def _memory(plan: Plan | None) -> Memory | None:
+    if plan is None:
+        return None
+    try:
+        return memory_of(setting_of(plan))
+    except PlanError:
+        return None
+
+
+def _remedy(s: Setting, found: Prediction, code: str, text: str, plan: Plan, memory: Memory) -> Advice:
+    saved = found.memory.device - memory.device
+    speed = traffic_and_time(setting_of(plan))[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
+    fits = "fits then" if memory.device <= memory.capacity else f"still {gigabytes(memory.device)} a GPU"
+    return Advice(
+        code, f"{text}: saves {gigabytes(saved)} a GPU, {fits}, {speed:.2f}x the speed", saved, speed, plan
+    )
+
+
+def _checkpointing(s: Setting) -> Plan | None:
+    return (
+        None
+        if s.plan.checkpointing is Checkpointing.FULL
+        else replace(s.plan, checkpointing=Checkpointing.FULL)
+    )
+
+
+def _fused_loss(s: Setting) -> Plan | None:
+    return None if s.plan.loss is Loss.FUSED else replace(s.plan, loss=Loss.FUSED)
+
+
+def _shard(s: Setting) -> Plan | None:
+    if s.plan.strategy in (Strategy.FSDP_NO_RESHARD, Strategy.HSDP):
+        return replace(s.plan, strategy=Strategy.FSDP, replicate=None)
+    unsharded = s.plan.strategy in (Strategy.DDP, Strategy.ZERO1, Strategy.ZERO2) and s.mesh.data_parallel > 1
+    if not unsharded:
+        return None
+    sharded = Strategy.ZERO3 if s.plan.strategy in ZERO_FAMILY else Strategy.FSDP
+    return replace(s.plan, strategy=sharded, replicate=None)
+
+
+def _smaller_micro_batch(s: Setting) -> Plan | None:
+    half = s.plan.micro_batch // 2
+    if not half or s.plan.optimizer_in_backward:
+        return None
+    return replace(s.plan, micro_batch=half, grad_accum=s.plan.grad_accum * s.plan.micro_batch // half)
+
+
+def _scaled_experts(s: Setting) -> Plan | None:
+    if s.plan.expert_lora is not ExpertLora.FULL:
+        return None
+    return replace(s.plan, expert_lora=ExpertLora.SCALED)
+
+
+def _small_optimizer(s: Setting) -> Plan | None:
+    adam = s.plan.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FOREACH)
+    if not adam or s.plan.method is not Method.FULL or s.plan.strategy in ZERO_FAMILY:
+        return None
+    return replace(s.plan, optimizer=Optimizer.ADAMW_8BIT)
+
+
+def _expert_parallel(s: Setting) -> Plan | None:
+    if not s.sums.routed or s.mesh.ep > 1:
+        return None
+    experts = next(group.layer.moe.experts for group in s.shape.groups if group.layer.moe)
+    borrowed = s.mesh.shard * s.mesh.cp * s.mesh.tp
+    degree = next((d for d in (8, 4, 2) if borrowed % d == 0 and experts % d == 0), None)
+    return replace(s.plan, ep=degree) if degree else None
+
+
+def _context_parallel(s: Setting) -> Plan | None:
+    data = s.mesh.data_parallel // s.mesh.replicate
+    if s.plan.seq_len < LONG_SEQUENCE or s.plan.micro_batch > 1 or data < 2 or s.mesh.cp > 1:
+        return None
+    degree = next((d for d in (8, 4, 2) if data % d == 0 and s.plan.seq_len % (2 * d) == 0), None)
+    return replace(s.plan, cp=degree) if degree else None
+
+
+def _offload_activations(s: Setting) -> Plan | None:
+    return None if s.plan.activation_offload else replace(s.plan, activation_offload=True)
+
+
+def _offload_states(s: Setting) -> Plan | None:
+    if s.plan.offload is not Offload.NONE:
+        return None
+    if s.plan.strategy in SHARDS_WEIGHTS:
+        return replace(s.plan, offload=Offload.ALL)
+    if s.plan.strategy in (Strategy.ZERO1, Strategy.ZERO2) and s.plan.method is Method.FULL:
+        return replace(s.plan, offload=Offload.OPTIMIZER)
+    return None
+
+
+def _lora(s: Setting) -> Plan | None:
+    return None if s.plan.method is not Method.FULL else replace(s.plan, method=Method.LORA)
+
+
+def _qlora(s: Setting) -> Plan | None:
+    if s.plan.method is Method.QLORA or s.plan.quant is not None:
+        return None
+    return replace(s.plan, method=Method.QLORA)
+
+
+REMEDIES = (
+    Remedy("full-checkpointing", "recompute every block in backward", _checkpointing),
+    Remedy("fused-loss", "a fused cross-entropy that never builds the logits", _fused_loss),
+    Remedy("shard-weights", "shard the weights over all data-parallel ranks", _shard),
+    Remedy(
+        "smaller-micro-batch", "halve the micro-batch and accumulate twice as often", _smaller_micro_batch
+    ),
+    Remedy("scaled-expert-lora", "expert adapters of rank r // E", _scaled_experts),
+    Remedy("expert-parallel", "spread the experts over ranks", _expert_parallel),
+    Remedy("context-parallel", "split each sequence over ranks", _context_parallel),
+    Remedy("adamw-8bit", "8-bit optimizer states", _small_optimizer),
+    Remedy("activation-offload", "move saved activations to the host", _offload_activations),
+    Remedy("offload", "keep parameters and optimizer state in host memory", _offload_states),
+    Remedy("lora", "train adapters on a frozen base", _lora),
+    Remedy("qlora", "quantise the frozen base to 4 bits", _qlora),
+)
+
+
+def _for_speed(s: Setting, found: Prediction) -> Iterator[Advice]:
+    """The rules of thumb for a run that its links bind, each with the speed planned for the change."""
+    plan, time = s.plan, found.time
+    bound = time.bound_by in ("pcie", "network", "nvlink")
+    gathers = plan.strategy in SHARDS_WEIGHTS and s.mesh.data_parallel > 1
+    if bound and gathers:
+        if time.bound_by == "pcie" and plan.strategy is not Strategy.FSDP_NO_RESHARD:
+            lighter = replace(plan, strategy=Strategy.ZERO2, replicate=None, offload=Offload.NONE)
+            advice = _faster(
+                found, "zero2-on-pcie", "ZeRO-2 sends gradients once and gathers no weights on PCIe", lighter
+            )
+            if advice:
+                yield advice
+            elif plan.method is Method.FULL:
+                trained = _faster(
+                    found,
+                    "lora-on-pcie",
+                    "LoRA sends only the adapters' gradients",
+                    replace(plan, method=Method.LORA),
+                )
+                if trained:
+                    yield trained
+        more = _more_tokens(plan)
+        advice = _faster(
+            found,
+            "more-tokens-per-micro-step",
+            f"micro-batch {more.micro_batch}: weights are gathered once a micro-step whatever its tokens; "
+            f"accumulation gathers them again each time",
+            more,
+        )
+        if advice:
+            yield advice
+    if s.mesh.shard_spans_nodes and plan.strategy in (Strategy.FSDP, Strategy.FSDP1) and s.mesh.cp == 1:
+        hybrid = _faster(
+            found,
+            "hsdp-across-nodes",
+            "shard inside each node and replicate across: only the gradient all-reduce crosses the network",
+            replace(plan, strategy=Strategy.HSDP, replicate=None),
+        )
+        if hybrid:
+            yield hybrid
+    if s.mesh.cp > 1:
+        without = replace(plan, cp=1)
+        advice = _faster(
+            found, "cp-not-needed", "the sequence fits without context parallelism", without, least=0.0
+        )
+        if advice:
+            yield advice
+
+
+def _more_tokens(plan: Plan) -> Plan:
+    if plan.grad_accum > 1:
+        return replace(plan, micro_batch=plan.micro_batch * 2, grad_accum=max(1, plan.grad_accum // 2))
+    return replace(plan, micro_batch=plan.micro_batch * 2)
+
+
+def _faster(found: Prediction, code: str, text: str, plan: Plan, least: float = 1.05) -> Advice | None:
+    """The change, where it fits and is planned to be faster by at least that factor."""
+    try:
+        s = setting_of(plan)
+    except PlanError:
+        return None
+    speed = traffic_and_time(s)[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
+    if speed < least:
+        return None
+    memory = memory_of(s)
+    if memory.device > memory.capacity:
+        return None
+    saves = max(0, found.memory.device - memory.device)
+    return Advice(code, f"{text}: {speed:.2f}x the speed", saves, speed, plan)
+
+
+def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
+    plan, memory = s.plan, found.memory
+    for code, text in meshes.warnings(s.mesh, plan, s.gpu.has_nvlink):
+        yield Advice(code, text)
+    if s.sums.routed:
+        yield from _moe_warnings(s, found)
+    elif (
+        s.sums.total > MEGATRON_PARAMS
+        and plan.method is Method.FULL
+        and plan.strategy is not Strategy.MEGATRON
+    ):
+        yield Advice(
+            "megatron-style",
+            "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual answer",
+        )
+    full = s.lora is None
+    if plan.strategy in FSDP_FAMILY and plan.grad_accum > 1 and full:
+        extra = s.dtypes.compute * s.sums.total / s.mesh.tp / s.mesh.pp
+        yield Advice(
+            "accumulate-sharded",
+            f"set sync_each_batch in accelerate: without it gradients stay unsharded between micro-steps, "
+            f"{gigabytes(extra)} more a GPU",
+        )
+    if plan.quant_storage == "uint8" and s.dtypes.quant is not None and plan.strategy in FSDP_FAMILY:
+        yield Advice(
+            "uint8-not-sharded",
+            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on every "
+            "rank; bf16 storage shards them",
+        )
+    if s.dtypes.pointwise > s.dtypes.compute:
+        yield Advice(
+            "kbit-upcast",
+            "prepare_model_for_kbit_training turns norms, embeddings and head to fp32, and with them the "
+            "activations between the linears: at long sequences QLoRA can need more than LoRA",
+        )
+    if any(name in ("embed_tokens", "lm_head") for name in plan.modules_to_save):
+        yield Advice(
+            "token-indices",
+            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the new "
+            "rows (not under ZeRO-3)",
+        )
+    if plan.strategy is Strategy.ZERO3 and not full:
+        whole = 2 * s.sums.total
+        yield Advice(
+            "save-gathers-base",
+            f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are wanted: "
+            f"exclude frozen parameters",
+        )
+    if plan.unsharded_init and plan.strategy in SHARDS_WEIGHTS:
+        yield Advice(
+            "sharded-init",
+            f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a node; "
+            f"zero.Init or cpu_ram_efficient_loading loads it once",
+        )
+    if plan.strategy in ZERO_FAMILY and memory.device > 4 * max(1, memory.model_states.total):
+        yield Advice(
+            "states-are-not-all",
+            f"model states are {gigabytes(memory.model_states.total)} of {gigabytes(memory.device)}: buckets, gathered "
+            f"parameters, activations and context do not shrink with more GPUs",
+        )
+    if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
+        yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
+
+
+def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
+    plan, memory = s.plan, found.memory
+    if memory.imbalance:
+        yield Advice(
+            "moe-imbalance",
+            f"the rank whose experts draw most tokens may need up to {gigabytes(memory.imbalance)} more",
+        )
+    if plan.strategy is not Strategy.MEGATRON:
+        yield Advice(
+            "grouped-gemm",
+            "use a grouped-GEMM expert kernel (transformers' grouped_mm, ScatterMoE, SonicMoE): Unsloth reports "
+            "about 12x over a loop over experts (vendor's figure)",
+        )
+    frozen_gathers = s.lora is not None and plan.strategy in SHARDS_WEIGHTS and s.mesh.ep == 1
+    if frozen_gathers and s.mesh.data_parallel > 1 and s.dtypes.quant is None:
+        quantised = replace(
+            plan,
+            strategy=Strategy.DDP,
+            replicate=None,
+            method=Method.QLORA,
+            quant=Quant.INT8,
+            quantize_experts=True,
+            offload=Offload.NONE,
+            quant_storage="bf16",
+        )
+        other = _memory(quantised)
+        if other is not None and other.device <= other.capacity:
+            yield Advice(
+                "replicate-quantised",
+                f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated under DDP "
+                f"needs {gigabytes(other.device)} a GPU and gathers nothing",
+                max(0, memory.device - other.device),
+                plan=quantised,
+            )
