@@ -82,7 +82,7 @@ class LogIndex:
         finally:
             os.close(fd)
         raw = raw.rstrip(b"\r\n")
-        return clean(raw[raw.rfind(b"\r") + 1 :].decode("utf-8", "replace"), LONGEST)
+        return clean(raw[raw.rfind(b"\r") + 1 :].decode("utf-8", "replace"), LONGEST + 8)
 
 
 class LogFilter:

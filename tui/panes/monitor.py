@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import ClassVar
 
 from textual import on
@@ -46,6 +47,8 @@ class MonitorPane(Pane):
         super().__init__(id="monitor")
         self._enlarged = 0
         self._heights: tuple[int, ...] = ()
+        self._memory: deque[float] = deque(maxlen=2000)  # the largest rank's, one for each state seen
+        self._run = ""
 
     def compose(self) -> ComposeResult:
         yield Overview()
@@ -76,6 +79,9 @@ class MonitorPane(Pane):
         self.query_one(Overview).show(state, trouble)
         if state is None:
             return
+        if state.run != self._run:
+            self._run = state.run
+            self._memory.clear()
         many = len(state.ranks) > MANY_RANKS
         nodes, table, gpus = self.query_one(NodeGrid), self.query_one(RankTable), self.query_one(GpuStrip)
         heat = self.query_one(ExpertHeatmap)
@@ -104,11 +110,13 @@ class MonitorPane(Pane):
         self.query_one("#loss", BrailleChart).show(
             [point.loss for point in points], caption=fmt.loss(state.loss)
         )
-        memory = [None if point.memory_used is None else float(point.memory_used) for point in points]
-        planned = said.memory if said else None
-        last = memory[-1] if memory else None
+        largest = max((rank.memory_used or 0 for rank in state.ranks), default=0)
+        if largest:
+            self._memory.append(float(largest))
         self.query_one("#memory", BrailleChart).show(
-            memory, plan=planned, caption=f"largest rank {fmt.gb(last)}"
+            self._memory,
+            plan=said.memory if said else None,
+            caption=f"largest rank {fmt.gb(largest or None)}",
         )
 
     def _share_height(self, state: RunState, many: bool) -> None:

@@ -49,6 +49,7 @@ def fit_columns(columns: Sequence[Column], width: int) -> list[Column]:
 class Grid(ScrollView, can_focus=True):
     """Rows of cells under a fixed header. Subclasses say the columns and the cells of an item."""
 
+    DEFAULT_CSS = "Grid { overflow-x: hidden; scrollbar-size-vertical: 1; }"
     HELP = "↑↓ move, PgUp/PgDn page, Home/End ends, Enter opens."
     HINTS = "↑↓ move  enter open"
     HEADER = True

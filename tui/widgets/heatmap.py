@@ -77,8 +77,14 @@ def pooled(values: Sequence[float], columns: int) -> list[float]:
     result = []
     for column in range(columns):
         stretch = values[column * len(values) // columns : (column + 1) * len(values) // columns]
-        result.append(max(stretch, key=lambda ratio: max(ratio, 1 / max(ratio, 1e-3))))
+        result.append(farthest(stretch))
     return result
+
+
+def farthest(loads: Sequence[float]) -> float:
+    """The ratio farthest from 1, a half being as far as a double."""
+    high, low = max(loads), min(loads)
+    return high if high * max(low, 1e-3) >= 1 else low
 
 
 def shade(ratio: float) -> Part:
@@ -118,6 +124,8 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         self.extremes = False
         self.row = self.column = 0
         self._ratios: list[list[float]] = []
+        self._summary = summarise(())
+        self._pooled: tuple[int, int, list[list[float]]] = (0, 0, [])  # layers a line, experts a cell, ratios
         self.border_title = "Experts: load over ideal"
 
     def show(self, layers: tuple[ExpertLayer, ...], aux_loss: float | None = None) -> None:
@@ -125,6 +133,8 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             return
         self.loads, self.aux_loss = layers, aux_loss
         self._ratios = [ratios(layer) for layer in layers]
+        self._summary = summarise(layers, 1)
+        self._pooled = (0, 0, [])
         self.row = min(self.row, max(0, len(layers) - 1))
         self._retitle()
         self.redraw()
@@ -133,7 +143,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         if not self.loads:
             title = "Experts"
         else:
-            summary = summarise(self.loads, 1)
+            summary = self._summary
             words = [f"Experts: load over ideal, layers ↓ experts →  imbalance {summary.imbalance:.1f}"]
             words.append(f"dead {summary.dead} of {summary.experts:,}")
             if summary.hottest and summary.imbalance > 1.6:
@@ -165,33 +175,47 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         gutter = len(f"L{self.loads[-1].layer}") + 1
         field = max(1, width - gutter)
         experts = max(len(row) for row in self._ratios)
-        stretch = 1
-        if not self.zoomed and experts * 2 <= field:
-            stretch = min(4, field // experts)
-        per_cell = 1 if self.zoomed else max(1, -(-experts // field))
-        per_line = 1 if self.zoomed else max(1, -(-len(self.loads) // max(1, height)))
-        left = self._window(self.column, field // stretch, experts) if self.zoomed else 0
-        top = self._window(self.row, height, len(self.loads)) if self.zoomed else 0
-        lines: list[Line] = []
-        for first in range(top, len(self.loads), per_line):
-            if len(lines) >= height:
-                break
-            members = range(first, min(first + per_line, len(self.loads)))
-            values = [self._loudest(members, expert) for expert in range(experts)]
-            shown = values[left : left + field] if self.zoomed else pooled(values, -(-experts // per_cell))
-            focus = self._focus_cell(members, left, len(shown), experts)
-            label = fmt.fit(f"L{self.loads[first].layer}", gutter)
-            lines.append(((label, theme.DIM), *self._cells(shown, stretch, focus)))
+        if self.zoomed:
+            left = self._window(self.column, field, experts)
+            top = self._window(self.row, height, len(self.loads))
+            rows = range(top, min(len(self.loads), top + height))
+            return [
+                self._map_line(
+                    row,
+                    gutter,
+                    self._ratios[row][left : left + field],
+                    1,
+                    self._focus(row, self.column - left),
+                )
+                for row in rows
+            ]
+        stretch = max(1, min(4, field // experts)) if experts * 2 <= field else 1
+        layers_a_line = max(1, -(-len(self.loads) // max(1, height)))
+        lines = []
+        for index, values in enumerate(self._pool(layers_a_line, max(1, -(-experts // field)))):
+            first = index * layers_a_line
+            here = first <= self.row < first + layers_a_line
+            focus = self._focus(self.row, self.column * len(values) // experts) if here else -1
+            lines.append(self._map_line(first, gutter, values, stretch, focus))
         return lines
 
-    def _loudest(self, members: range, expert: int) -> float:
-        column = [self._ratios[row][expert] for row in members if expert < len(self._ratios[row])]
-        return pooled(column, 1)[0] if column else 1.0
+    def _pool(self, layers_a_line: int, experts_a_cell: int) -> list[list[float]]:
+        """The whole map with neighbours merged, kept until the counts or the size change."""
+        if self._pooled[:2] != (layers_a_line, experts_a_cell):
+            pooled_rows = []
+            for first in range(0, len(self._ratios), layers_a_line):
+                members = self._ratios[first : first + layers_a_line]
+                row = members[0] if len(members) == 1 else list(map(farthest, zip(*members, strict=False)))
+                pooled_rows.append(pooled(row, -(-len(row) // experts_a_cell)))
+            self._pooled = (layers_a_line, experts_a_cell, pooled_rows)
+        return self._pooled[2]
 
-    def _focus_cell(self, members: range, left: int, shown: int, experts: int) -> int:
-        if not self.has_focus or self.row not in members:
-            return -1
-        return self.column - left if self.zoomed else self.column * shown // experts
+    def _focus(self, row: int, cell: int) -> int:
+        return cell if self.has_focus and row == self.row else -1
+
+    def _map_line(self, row: int, gutter: int, values: Sequence[float], stretch: int, focus: int) -> Line:
+        label = fmt.fit(f"L{self.loads[row].layer}", gutter)
+        return ((label, theme.DIM), *self._cells(values, stretch, focus))
 
     @staticmethod
     def _cells(values: Sequence[float], stretch: int, focus: int) -> list[Part]:

@@ -30,6 +30,7 @@ RANK_STYLES = (theme.ACCENT, theme.OK, theme.VIOLET, theme.WARN)
 class LogView(ScrollView, can_focus=True):
     """One file at a time. A thread keeps the index; only visible lines are read."""
 
+    DEFAULT_CSS = "LogView { overflow-x: hidden; scrollbar-size-vertical: 1; }"
     HELP = (
         "↑↓ PgUp PgDn Home End scroll, End follows the end; / shows only lines with a text,\n"
         "r only the lines of the next rank, [ and ] change the file."
