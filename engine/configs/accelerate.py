@@ -27,10 +27,12 @@ def accelerate_yaml(
     node_rank: int = 0,
     rendezvous: Rendezvous | None = None,
     deepspeed_file: str | None = None,
+    on_cpu: bool = False,
 ) -> str:
     """The config file for `accelerate launch` on the node `node_rank`.
 
     `deepspeed_file` is the DeepSpeed JSON's path as the launcher will see it, required under ZeRO.
+    `on_cpu` leaves out what FSDP1 can only do with an accelerator.
     """
     nodes = nodes_of(plan)
     head: list[Line] = [
@@ -63,7 +65,7 @@ def accelerate_yaml(
     if plan.strategy in FSDP2:
         sections.append(("fsdp_config", _fsdp2(plan, shape)))
     elif plan.strategy is Strategy.FSDP1:
-        sections.append(("fsdp_config", _fsdp1(plan, shape)))
+        sections.append(("fsdp_config", _fsdp1(plan, shape, on_cpu)))
     elif plan.strategy in ZERO_STAGE:
         sections.append(("deepspeed_config", _deepspeed(plan, nodes, deepspeed_file)))
     if axes := _parallelism(plan, mesh):
@@ -119,7 +121,7 @@ def _fsdp2(plan: Plan, shape: ModelShape) -> list[Line]:
     return lines
 
 
-def _fsdp1(plan: Plan, shape: ModelShape) -> list[Line]:
+def _fsdp1(plan: Plan, shape: ModelShape, on_cpu: bool) -> list[Line]:
     adapters = plan.method is not Method.FULL
     return [
         ("fsdp_version", 1, "torch has deprecated it: prefer 2"),
@@ -132,8 +134,8 @@ def _fsdp1(plan: Plan, shape: ModelShape) -> list[Line]:
         ),
         ("fsdp_backward_prefetch", "BACKWARD_PRE", ""),
         ("fsdp_forward_prefetch", False, ""),
-        ("fsdp_sync_module_states", True, "needed by RAM-efficient loading"),
-        ("fsdp_cpu_ram_efficient_loading", True, "rank 0 reads the checkpoint, the others start empty"),
+        ("fsdp_sync_module_states", not on_cpu, "needed by RAM-efficient loading"),
+        ("fsdp_cpu_ram_efficient_loading", not on_cpu, "rank 0 reads the checkpoint, the others start empty"),
         ("fsdp_state_dict_type", "SHARDED_STATE_DICT", "each rank saves its shard; merge once, at the end"),
         ("fsdp_offload_params", plan.offload is Offload.ALL, ""),
         _activation_checkpointing(plan),

@@ -101,7 +101,13 @@ class _Build:
 
     def fsdp(self) -> Generated:
         name = "fsdp1.yaml" if self.plan.strategy is Strategy.FSDP1 else f"{self.plan.strategy}.yaml"
-        self.files[name] = accelerate_yaml(self.plan, self.mesh, self.shape, rendezvous=self.rendezvous)
+        self.files[name] = accelerate_yaml(
+            self.plan,
+            self.mesh,
+            self.shape,
+            rendezvous=self.rendezvous,
+            on_cpu=self.train.device == "cpu",
+        )
         self.notes += _fsdp_notes(self.plan)
         return self.result(self._accelerate(name))
 

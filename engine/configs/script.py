@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ftdash.engine.configs.refusals import FSDP2, uses_distributed_config
-from ftdash.engine.configs.types import TrainArgs
+from ftdash.engine.configs.types import ConfigError, TrainArgs
 from ftdash.engine.mesh import Mesh
+from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import Checkpointing, ExpertLora, Method, Plan, Strategy
+
+
+def model_source(plan: Plan, shape: ModelShape) -> str:
+    """What the training script loads: a tiny model's name, a local folder, or the hub id behind a preset.
+
+    Raises ConfigError for a bare parameter count.
+    """
+    if plan.config is not None:
+        path = Path(plan.config)
+        return str((path if path.is_dir() else path.parent).absolute())
+    if plan.model is None:
+        raise ConfigError("--params describes no model that could be trained: give --model or --config")
+    hub_id = shape.source.split(" ")[0]
+    return hub_id if "/" in hub_id else plan.model
 
 
 def script_argv(plan: Plan, mesh: Mesh, train: TrainArgs, deepspeed_file: str | None) -> tuple[str, ...]:

@@ -45,9 +45,7 @@ _ALWAYS_LEFT = (
 )
 
 
-def rehearse(
-    plan: Plan, *, work: Path, launcher: Launcher | None = None, resume: bool = True
-) -> Rehearsal:
+def rehearse(plan: Plan, *, work: Path, launcher: Launcher | None = None, resume: bool = True) -> Rehearsal:
     """Shrink, train, save, resume on another number of ranks, convert, load, generate.
 
     `work` is a new or empty folder that keeps everything. Raises RehearsalError in one line at the first
@@ -105,15 +103,17 @@ class _Stage:
         metas = self._run("train", self.plan, self.out, save=SAVE_STEPS if self.saves_checkpoints else 0)
         meta = metas[0]
         proved = [
-            f"{STEPS} steps on {meta.world_size} ranks as {meta.strategy or self.plan.strategy}: "
-            f"{meta.distributed_type}, {meta.wrapped_class}"
+            (f"{STEPS} steps on {meta.world_size} ranks as {meta.strategy or self.plan.strategy}: "
+            f"{meta.distributed_type}, {meta.wrapped_class}")
         ]
-        if self.plan.strategy in FSDP2 and self.plan.gpus > 1 or uses_distributed_config(self.plan):
+        if (self.plan.strategy in FSDP2 and self.plan.gpus > 1) or uses_distributed_config(self.plan):
             if not meta.dtensor_params:
                 raise RehearsalError(f"no parameter is a DTensor in {meta.wrapped_class}: nothing is sharded")
             proved.append(f"{meta.dtensor_params} parameters are DTensors")
         if self.plan.method is not Method.FULL:
-            proved.append(f"{meta.trainable_params:,} of {meta.total_params:,} parameters learn, all of them adapters")
+            proved.append(
+                f"{meta.trainable_params:,} of {meta.total_params:,} parameters learn, all of them adapters"
+            )
         return proved
 
     def checkpoint(self) -> Checkpoint | None:
@@ -142,10 +142,15 @@ class _Stage:
         result = verify.compare(made, final)
         if not result.same:
             raise RehearsalError(
-                f"the converted checkpoint differs from the trained weights in {len(result.different)} tensors "
-                f"(by up to {result.largest_difference:.3g}), {len(result.only_left + result.only_right)} unmatched"
+                f"the converted checkpoint differs from the trained weights in {len(result.different)} "
+                "tensors "
+                f"(by up to {result.largest_difference:.3g}), {len(result.only_left + result.only_right)} "
+                "unmatched"
             )
-        return [f"checkpoint-{STEPS} ({checkpoint.kind}) converts to {target}: {result.equal} tensors, bit for bit"]
+        return [
+            (f"checkpoint-{STEPS} ({checkpoint.kind}) converts to {target}: {result.equal} tensors, bit "
+            "for bit")
+        ]
 
     def resumed(self, checkpoint: Checkpoint) -> list[str]:
         """Resume from the earlier checkpoint on another number of ranks, where the format allows it."""
@@ -162,8 +167,12 @@ class _Stage:
         metas = self._run("resume", plan, self.work / "resumed", resume=source, universal=universal)
         steps = self._steps("resume", 0)
         if [step.step for step in steps] != list(range(SAVE_STEPS + 1, STEPS + 1)):
-            raise RehearsalError(f"the resumed run did steps {[step.step for step in steps]}, not {SAVE_STEPS + 1} to {STEPS}")
-        return [f"resumed at step {SAVE_STEPS} on {metas[0].world_size} ranks instead of {self.plan.gpus}{how}"]
+            raise RehearsalError(
+                f"the resumed run did steps {[step.step for step in steps]}, not {SAVE_STEPS + 1} to {STEPS}"
+            )
+        return [
+            f"resumed at step {SAVE_STEPS} on {metas[0].world_size} ranks instead of {self.plan.gpus}{how}"
+        ]
 
     def loaded(self) -> list[str]:
         return verify.loads(self.out / "final", self.model if self.plan.method is not Method.FULL else None)
@@ -203,7 +212,9 @@ class _Stage:
         except ConfigError as error:
             raise RehearsalError(str(error)) from None
         for file, text in generated.files.items():
-            (run.config / file).write_text(_load_universal(text) if universal and file.endswith(".json") else text)
+            (run.config / file).write_text(
+                _load_universal(text) if universal and file.endswith(".json") else text
+            )
         command = generated.command(self.launcher) if self.launcher else generated.preferred
         _execute(command, run, name)
         metas = [self._meta(run, rank) for rank in range(plan.gpus)]

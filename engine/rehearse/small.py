@@ -1,4 +1,4 @@
-"""A plan and its model made small enough for one machine's CPU, with every axis and every divisibility kept."""
+"""A plan and its model made small enough for a CPU, with every axis and every divisibility kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ftdash.engine.configs.refusals import ZERO_STAGE
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.plan import Attention, Checkpointing, Loss, Offload, Optimizer, Plan, Precision, Strategy
 
@@ -40,15 +41,15 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
     world = replicate * shard * tp * cp
     if world > MAX_PROCESSES:
         raise RehearsalError(
-            f"replicate {replicate} x shard {shard} x cp {cp} x tp {tp} = {world} processes keep every axis above 1; "
+            f"replicate {replicate} x shard {shard} x cp {cp} x tp {tp} = {world} processes keep every axis "
+            "above 1; "
             f"at most {MAX_PROCESSES} fit a rehearsal"
         )
     left: list[str] = []
     offload = plan.offload
-    if plan.strategy in (Strategy.FSDP, Strategy.FSDP_NO_RESHARD, Strategy.HSDP, Strategy.FSDP1):
-        if offload is not Offload.NONE:
-            left.append("parameter offload: FSDP pins host memory, which needs a GPU")
-            offload = Offload.NONE
+    if offload is not Offload.NONE and plan.strategy not in ZERO_STAGE:
+        left.append("parameter offload: FSDP pins host memory, which needs a GPU")
+        offload = Offload.NONE
     if offload is Offload.NVME:
         left.append("NVMe offload: its asynchronous I/O was not tried; optimizer offload to the CPU was")
         offload = Offload.OPTIMIZER
@@ -77,7 +78,9 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
         micro_batch=1,
         grad_accum=min(plan.grad_accum, 2),
         seq_len=SEQ_LEN,
-        checkpointing=Checkpointing.FULL if plan.checkpointing is not Checkpointing.NONE else Checkpointing.NONE,
+        checkpointing=Checkpointing.FULL
+        if plan.checkpointing is not Checkpointing.NONE
+        else Checkpointing.NONE,
         loss=Loss.FULL if plan.loss is Loss.FULL else Loss.FUSED,
         attention=Attention.SDPA if plan.attention is Attention.FLASH else plan.attention,
         optimizer=optimizer,
@@ -110,7 +113,9 @@ def small_config(config: Mapping[str, Any], *, tp: int, ep: int) -> dict[str, An
         config = {**nested, "model_type": nested.get("model_type", config.get("model_type"))}
     small = {key: value for key, value in config.items() if key not in _DROPPED}
     heads = 2 * max(tp, 2)
-    grouped = config.get("num_key_value_heads", config.get("num_attention_heads")) != config.get("num_attention_heads")
+    grouped = config.get("num_key_value_heads", config.get("num_attention_heads")) != config.get(
+        "num_attention_heads"
+    )
     mla = config.get("kv_lora_rank") is not None
     dense = int(config.get("first_k_dense_replace") or 0)
     layers = LAYERS + (1 if dense else 0)
@@ -200,13 +205,19 @@ def build_model(config: Mapping[str, Any], folder: Path, seed: int = 0) -> None:
     from ftdash.engine.train.tiny import build_tokenizer
 
     tokenizer = build_tokenizer(int(config["vocab_size"]))
-    tokens = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
+    tokens = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }
     try:
         built = AutoConfig.for_model(**{**config, **tokens})
         with torch.device("meta"):
             size = sum(tensor.numel() for tensor in AutoModelForCausalLM.from_config(built).parameters())
         if size > MAX_PARAMS:
-            raise RehearsalError(f"{config.get('model_type')}: its config keeps {size:,} parameters when made small")
+            raise RehearsalError(
+                f"{config.get('model_type')}: its config keeps {size:,} parameters when made small"
+            )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = AutoModelForCausalLM.from_config(built)
