@@ -21,6 +21,7 @@ STRATEGIES = (
 )
 LARGEST_TP = 8  # beyond a node's NVLink, tensor parallelism never pays
 LARGEST_MICRO_BATCH = 64
+SHORTEST_FOR_CP = 16_384  # context parallelism costs attention traffic and is for sequences that force it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,8 @@ def configurations(plan: Plan, sequences: int, is_moe: bool) -> Iterator[Plan]:
     """Every configuration worth asking about for so many sequences a step, invalid ones included."""
     experts_over = _degrees(plan.gpus) if is_moe else [1]
     losses = (plan.loss,) if plan.loss is Loss.FUSED else (plan.loss, Loss.FUSED)
-    for tp, cp, ep in product(_degrees(min(plan.gpus, LARGEST_TP)), _degrees(plan.gpus), experts_over):
+    contexts = _degrees(plan.gpus) if plan.seq_len >= SHORTEST_FOR_CP else [1]
+    for tp, cp, ep in product(_degrees(min(plan.gpus, LARGEST_TP)), contexts, experts_over):
         if plan.gpus % (tp * cp):
             continue
         data = plan.gpus // (tp * cp)

@@ -69,7 +69,7 @@ class Buffers:
     casts_at_end: float = 0.0
     head_gradient: float = 0.0  # unsharded, from the loss until the root unit is reduced
     block_gradient: float = 0.0  # of the block in backward, with its copy in the reduce dtype
-    block_gradient_at_rest: float = 0.0  # the share of `gradients` that this block will add
+    block_gradient_at_rest: float = 0.0  # the share of `gradients` that this block and the root will add
     root: float = 0.0  # the root unit's unsharded gradients and their copy in the reduce dtype
     step: float = 0.0
 
@@ -112,7 +112,7 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
         always=waiting,
         head_gradient=d.compute * head,
         block_gradient=copies * block,
-        block_gradient_at_rest=d.grad * block / s.mesh.param_shard,
+        block_gradient_at_rest=d.grad * (block + root) / s.mesh.param_shard,
         root=copies * root - d.grad * root / s.mesh.param_shard if root else 0.0,
         step=_step_temporaries(s, stage, s.mesh.param_shard) if s.plan.offload is Offload.NONE else 0.0,
     )
