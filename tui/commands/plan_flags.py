@@ -6,10 +6,9 @@ Every flag has the plan field's name; only flags that were given override a plan
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -87,7 +86,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="a Hugging Face config.json")
     group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
     group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
-    group.add_argument("--from", dest="from_file", metavar="FILE", help="a saved plan or a run's run.json")
+    group.add_argument("--from", dest="from_file", metavar="FILE", help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML")
     for name, (_, text) in COUNTS.items():
         group.add_argument(f"--{name}", metavar="N", help=text)
     for name, kind in CHOICES.items():
@@ -165,19 +164,17 @@ def _field(name: str) -> str:
 
 
 def _saved(path: str) -> dict[str, Any]:
-    """The plan's fields out of a saved plan or out of a run.json that carries one."""
+    """The plan's fields out of a saved plan, a run.json, or a config that somebody already has."""
+    from ftdash.engine.configs import ConfigError
+    from ftdash.engine.configs.importer import fields_from_file
+
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--from {path}: {error.strerror or error}") from None
-    except (ValueError, UnicodeDecodeError):
-        raise UserError(f"--from {path}: not JSON; give a saved plan or a run's run.json") from None
-    if isinstance(data, dict) and isinstance(data.get("plan"), dict):
-        data = data["plan"]
-    known = set(Plan.__dataclass_fields__)
-    if not isinstance(data, dict) or not known & set(data):
-        raise UserError(f"--from {path}: holds no plan; give a saved plan or a run's run.json")
-    return {key: value for key, value in data.items() if key in known}
+        fields, notes = fields_from_file(path)
+    except ConfigError as error:
+        raise UserError(str(error)) from None
+    for note in notes:
+        sys.stderr.write(f"ftdash: --from {path}: {note}\n")
+    return fields
 
 
 def _parameters(text: str) -> float:
