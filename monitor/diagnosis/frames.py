@@ -43,7 +43,7 @@ IN_COLLECTIVE = frozenset({Wait.COLLECTIVE, Wait.IMPLICIT})
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One thread, read. `blocked_by` is the stdlib function below the telling frame ("Queue.get")."""
+    """One thread, read. `blocked_by` is the stdlib function that the telling frame called ("Queue.get")."""
 
     wait: Wait = Wait.NOTHING
     op: str = ""
@@ -190,13 +190,13 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
             if phase_of(frame) is Phase.TEARDOWN:
                 wait, telling = Wait.TEARDOWN, frame
                 break
-            blocked_by = blocked_by or frame
+            blocked_by = frame
             continue
         telling = frame
         if where is Origin.OWN:
             wait = Wait.OWN
         elif where is Origin.UNKNOWN and frame.short in _BLOCKING_NAMES and not collective_of(frame):
-            blocked_by = blocked_by or frame
+            blocked_by = frame
             telling = None
             continue
         else:

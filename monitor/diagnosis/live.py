@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,8 +93,8 @@ def sample_processes(
     pids: Sequence[int],
     *,
     quick: bool = False,
+    interval_s: float | None = None,
     beats: Path | None = None,
-    on_first: Callable[[list[Sample]], None] | None = None,
 ) -> list[Sample]:
     """Two samples of the job that `pids` belong to: 0.6 s apart for a quick verdict, 5 s for a confirmed one.
 
@@ -105,9 +105,8 @@ def sample_processes(
         return [Sample(t=time.time(), launchers=tuple(_launchers_below(pids)))]
     started = time.monotonic()
     first = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
-    if on_first is not None:
-        on_first([first])
-    interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
+    if interval_s is None:
+        interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
     time.sleep(max(0.0, started + interval_s - time.monotonic()))
     second = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
     return [first, second if quick else add_native(second)]

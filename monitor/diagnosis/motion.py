@@ -30,6 +30,7 @@ class Motion:
     stack_changed: bool = False
     line_changed: bool = False
     cpu: float = 0.0
+    wanted: float = 0.0  # share of the interval in which the main thread ran or was ready to
     sleeps: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
@@ -43,12 +44,12 @@ class Motion:
         """For a rank inside a collective: whether it left it, or woke up, in between."""
         if not self.known:
             return False
-        spinning = self.cpu > 0.8 and not self.stack_changed
+        spinning = max(self.cpu, self.wanted) > 0.8 and not self.stack_changed
         return self.stack_changed or self.beat_changed or (self.sleeps >= _SLEEPS and not spinning)
 
     @property
     def busy(self) -> bool:
-        return self.cpu > _BUSY
+        return max(self.cpu, self.wanted) > _BUSY
 
     @property
     def transfers(self) -> bool:
@@ -127,6 +128,7 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         stack_changed=changed,
         line_changed=line_changed,
         cpu=(new.cpu_s - old.cpu_s) / interval_s,
+        wanted=(new.main_wanted_s - old.main_wanted_s) / interval_s,
         sleeps=new.main_sleeps - old.main_sleeps,
         read_bytes=max(0, new.read_chars - old.read_chars),
         written_bytes=max(0, new.write_chars - old.write_chars),

@@ -43,6 +43,12 @@ def _sleeps(status: dict[str, str]) -> int:
     return int(status.get("voluntary_ctxt_switches", "0"))
 
 
+def _wanted_s(pid: int) -> float:
+    """Seconds that the main thread ran or was ready to run: tells busy from asleep on a crowded machine."""
+    fields = text(f"/proc/{pid}/schedstat").split()
+    return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) == 3 else 0.0
+
+
 def proc_state(pid: int) -> ProcState:
     """State and counters of a process; all empty when it is gone."""
     fields = _stat_fields(pid)
@@ -63,6 +69,7 @@ def proc_state(pid: int) -> ProcState:
         main_sleeps=_sleeps(status),
         sleeps=sum(_sleeps(_status(f"/proc/{pid}/task/{tid}/status")) for tid in threads),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        main_wanted_s=_wanted_s(pid),
         rss=int(fields[21]) * _PAGE_BYTES,
         read_chars=io.get("rchar", 0),
         write_chars=io.get("wchar", 0),

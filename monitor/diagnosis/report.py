@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Diagnosis, Group
-from ftdash.monitor.diagnosis.verdict import rank_list
+from ftdash.monitor.diagnosis.words import rank_list
 
 _SHOWN_FRAMES = 6
 

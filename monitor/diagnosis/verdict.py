@@ -9,43 +9,17 @@ not guilty (a spinning wait is active).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Sequence
 
-from ftdash.monitor.diagnosis import frames, source
 from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, SLOW_PHASES, Phase
+from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, Phase
 from ftdash.monitor.diagnosis.model import Culprit, DumpFailure, Sample, Verdict
+from ftdash.monitor.diagnosis.odd import all_waiting
 from ftdash.monitor.diagnosis.views import View, blocked_in_lock, child_blocked_in_lock, static_slow
+from ftdash.monitor.diagnosis.words import confidence, describe, place_of, rank_list, ranks_of
 
 _WAITS_FOR_OTHERS = frozenset({Wait.STORE, Wait.RENDEZVOUS})
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Ranks for people: "0-3,7"."""
-    ordered, parts = sorted(set(ranks)), []
-    start = previous = None
-    for rank in [*ordered, None]:
-        if previous is not None and rank != previous + 1:
-            parts.append(f"{start}-{previous}" if start != previous else f"{start}")
-            start = None
-        start = rank if start is None else start
-        previous = rank
-    return ",".join(parts)
-
-
-def _ranks(views: Iterable[View]) -> str:
-    return rank_list(view.rank for view in views)
-
-
-def _at(view: View) -> str:
-    frame = view.shown_frame
-    return f" at {frame}" if frame else ""
-
-
-def _confidence(base: float, views: Sequence[View], *, two: bool) -> float:
-    """Less with one sample, a little more when many ranks agree."""
-    return min(0.97, base - (0.0 if two else 0.15) + (0.03 if len(views) > 4 else 0.0))
 
 
 def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
@@ -66,7 +40,7 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     if waiting and any(not view.in_collective for view in outside):
         return _outside(waiting, outside, two)
     if waiting and not outside:
-        return _all_waiting(waiting, absent, two)
+        return all_waiting(waiting, absent, two)
     return _nobody_waits(seen, waiting, two)
 
 
@@ -94,12 +68,14 @@ def _gone(
     lost = sorted(absent - {view.rank for view in dead})
     example = held[0]
     where = f"{example.shown_frame}" if example.shown_frame else "a collective"
-    starting = all(view.wait in _WAITS_FOR_OTHERS or view.reading.context is Phase.INIT for view in held)
+    starting = all(view.wait is Wait.RENDEZVOUS or view.reading.context is Phase.INIT for view in held)
+    store_lost = 0 in absent | {view.rank for view in dead} and all(view.wait is Wait.STORE for view in held)
+    starting = starting or store_lost
     for rank in lost:
         why = (
-            f"it has not joined: {_ranks(held)} wait in {where}"
+            f"it has not joined: {ranks_of(held)} wait in {where}"
             if starting
-            else f"no process of it is left: {_ranks(held)} wait in {where}"
+            else f"no process of it is left: {ranks_of(held)} wait in {where}"
         )
         culprits.append(Culprit(rank, "", 0, "", why))
     if starting:
@@ -114,10 +90,10 @@ def _gone(
         kind = Kind.DEAD_RANK
         reason = f"rank {rank_list(c.rank for c in culprits)} is gone, the others wait for it"
     evidence = (
-        f"ranks {_ranks(held)} wait: {_describe(held[0])}",
+        f"ranks {ranks_of(held)} wait: {describe(held[0])}",
         f"seen {len(seen)} of {len(seen) + len(culprits)}",
     )
-    return Verdict(kind, tuple(culprits), _confidence(0.95, held, two=True), reason, evidence)
+    return Verdict(kind, tuple(culprits), confidence(0.95, held, two=True), reason, evidence)
 
 
 def _unresponsive(
@@ -135,14 +111,13 @@ def _unresponsive(
             Kind.STOPPED_RANK,
             tuple(culprits),
             0.95,
-            f"rank {_ranks(stopped)} is stopped",
-            (f"state T in /proc of rank {_ranks(stopped)}", *moved),
+            f"rank {ranks_of(stopped)} is stopped",
+            (f"state T in /proc of rank {ranks_of(stopped)}", *moved),
         )
     asleep = [
         view
         for view in seen
-        if (view.evidence.proc.state == "D"
-        and not (view.motion.known and view.progresses))
+        if (view.evidence.proc.state == "D" and not (view.motion.known and view.progresses))
         or (view.evidence.process and view.evidence.process.failure is DumpFailure.D_STATE)
     ]
     if asleep and len(asleep) < len(seen) and (waiting or not all(view.has_stack for view in asleep)):
@@ -158,8 +133,8 @@ def _unresponsive(
             Kind.D_STATE,
             tuple(culprits),
             0.9 if two or any(view.undumpable for view in asleep) else 0.75,
-            f"rank {_ranks(asleep)} sleeps in the kernel and cannot be woken",
-            (f"state D in /proc of rank {_ranks(asleep)}", f"{len(waiting)} ranks wait in a collective"),
+            f"rank {ranks_of(asleep)} sleeps in the kernel and cannot be woken",
+            (f"state D in /proc of rank {ranks_of(asleep)}", f"{len(waiting)} ranks wait in a collective"),
         )
     mute = [view for view in seen if view.undumpable]
     if mute and waiting and len(mute) <= len(seen) / 2:
@@ -174,8 +149,8 @@ def _unresponsive(
             Kind.UNDUMPABLE,
             tuple(culprits),
             0.75,
-            f"rank {_ranks(mute)} gives no stack: a missing dump is evidence",
-            (f"ranks {_ranks(waiting)} wait: {_describe(waiting[0])}",),
+            f"rank {ranks_of(mute)} gives no stack: a missing dump is evidence",
+            (f"ranks {ranks_of(waiting)} wait: {describe(waiting[0])}",),
         )
     return None
 
@@ -190,9 +165,9 @@ def _external_peer(
     return Verdict(
         Kind.EXTERNAL_PEER,
         tuple(view.culprit(why) for view in peers),
-        _confidence(0.85, peers, two=two),
-        f"rank {_ranks(peers)} waits for a process outside of the job",
-        (f"{_describe(peers[0])}",),
+        confidence(0.85, peers, two=two),
+        f"rank {ranks_of(peers)} waits for a process outside of the job",
+        (f"{describe(peers[0])}",),
     )
 
 
@@ -211,9 +186,9 @@ def _teardown(
     return Verdict(
         Kind.TEARDOWN,
         tuple(view.culprit(why) for view in leaving),
-        _confidence(0.9, seen, two=two),
-        f"rank {_ranks(leaving)} is in teardown while rank {_ranks(others)} waits",
-        tuple(_describe(view) for view in (leaving[0], others[0])),
+        confidence(0.9, seen, two=two),
+        f"rank {ranks_of(leaving)} is in teardown while rank {ranks_of(others)} waits",
+        tuple(describe(view) for view in (leaving[0], others[0])),
     )
 
 
@@ -229,7 +204,8 @@ def _before_training(
         if not two and (slow := [view for view in stuck if static_slow(view)]) and len(slow) == len(stuck):
             return _slow(slow, pending)
         culprits = [
-            view.culprit(f"it does not come: {_ranks(pending)} wait{_at(pending[0])}") for view in stuck
+            view.culprit(f"it does not come: {ranks_of(pending)} wait{place_of(pending[0])}")
+            for view in stuck
         ]
         kind = _outside_kind(stuck[0])
         if kind is Kind.OUTSIDE and all(view.wait is Wait.RENDEZVOUS for view in pending):
@@ -237,9 +213,9 @@ def _before_training(
         return Verdict(
             kind,
             tuple(culprits),
-            _confidence(0.85, seen, two=two),
-            f"rank {_ranks(stuck)} keeps the others waiting before training",
-            (_describe(stuck[0]), _describe(pending[0])),
+            confidence(0.85, seen, two=two),
+            f"rank {ranks_of(stuck)} keeps the others waiting before training",
+            (describe(stuck[0]), describe(pending[0])),
         )
     if (
         two
@@ -256,29 +232,9 @@ def _before_training(
         kind,
         culprits,
         0.6,
-        f"ranks {_ranks(pending)} wait for the {'store' if store else 'rendezvous'}, and nobody is seen to be missing",
-        (_describe(pending[0]),),
+        f"ranks {ranks_of(pending)} wait for the {'store' if store else 'rendezvous'}, and nobody is seen to be missing",
+        (describe(pending[0]),),
     )
-
-
-def _describe(view: View) -> str:
-    reading = view.reading
-    frame = view.shown_frame
-    inside = reading.telling if reading.telling is not frame else None
-    parts = [f"rank {view.rank}"]
-    if reading.phase:
-        parts.append(f"in {reading.phase}")
-    if view.op:
-        parts.append(f"waits in {view.op}")
-    elif view.wait is not Wait.OWN:
-        parts.append(f"in {view.wait}")
-    if frame:
-        parts.append(f"at {frame}")
-    if inside:
-        parts.append(f"(inside {inside.name})")
-    if view.text:
-        parts.append(f"`{view.text[:80]}`")
-    return " ".join(parts)
 
 
 def _outside_kind(view: View) -> Kind:
@@ -347,9 +303,9 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
     return Verdict(
         kind,
         culprits,
-        _confidence(0.93 if len(stuck) <= len(waiting) else 0.75, [*waiting, *stuck], two=two),
-        f"rank {_ranks(stuck)} is outside of any collective while rank {_ranks(waiting)} waits for it",
-        (_describe(stuck[0]), _describe(waiting[0])),
+        confidence(0.93 if len(stuck) <= len(waiting) else 0.75, [*waiting, *stuck], two=two),
+        f"rank {ranks_of(stuck)} is outside of any collective while rank {ranks_of(waiting)} waits for it",
+        (describe(stuck[0]), describe(waiting[0])),
         tuple(against),
     )
 
@@ -368,12 +324,12 @@ def _slow(working: Sequence[View], waiting: Sequence[View], *, guess: bool = Fal
         Phase.DATA: "is waiting for data that its workers are making",
     }.get(phase, "is computing")
     moves = lead.motion.words()
-    evidence = [_describe(lead)]
+    evidence = [describe(lead)]
     if moves:
         evidence.insert(0, f"rank {lead.rank}: {moves} within {lead.motion.interval_s:.1f} s")
-    reason = f"slow, not stuck: rank {_ranks(working)} {doing}"
+    reason = f"slow, not stuck: rank {ranks_of(working)} {doing}"
     if waiting:
-        reason += f", rank {_ranks(waiting)} waits for it"
+        reason += f", rank {ranks_of(waiting)} waits for it"
     next_steps = (
         "watch the remaining time to the collective timeout: a longer one is `ddp_timeout`, or "
         "`init_process_group(timeout=…)`",
@@ -410,8 +366,8 @@ def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> V
                 kind,
                 tuple(view.culprit(_outside_why(view, kind)) for view in frozen),
                 0.7,
-                f"no rank waits for another: rank {_ranks(frozen)} is held up by itself",
-                (_describe(frozen[0]),),
+                f"no rank waits for another: rank {ranks_of(frozen)} is held up by itself",
+                (describe(frozen[0]),),
             )
     elif not two:
         slow = [view for view in readable if static_slow(view) in SLOW_PHASES]
@@ -425,257 +381,7 @@ def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> V
     moving = [view for view in readable if view.motion.known and (view.motion.moved or view.progresses)]
     if two and readable and not moving and not waiting:
         reason = "no rank waits for another; nothing moved between the samples"
-        return Verdict(Kind.HEALTHY, (), 0.4, reason, tuple(_describe(view) for view in readable[:2]))
+        return Verdict(Kind.HEALTHY, (), 0.4, reason, tuple(describe(view) for view in readable[:2]))
     reason = "the ranks move" if two else "no rank waits in a collective for one that is elsewhere"
     evidence = tuple(f"rank {view.rank}: {view.motion.words()}" for view in moving[:4] if view.motion.words())
     return Verdict(Kind.HEALTHY, (), 0.85 if two else 0.5, reason, evidence)
-
-
-def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[list[View], bool]:
-    """Views whose key differs from the most frequent one; with a tie: all of them, and True."""
-    counts = Counter(key(view) for view in views).most_common()
-    if len(counts) < 2:
-        return [], False
-    if counts[0][1] == counts[1][1]:
-        return list(views), True
-    return [view for view in views if key(view) != counts[0][0]], False
-
-
-def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
-    """With no majority: the side that only some ranks are sent to, else the one that is behind."""
-    sides: dict[Hashable, list[View]] = {}
-    for view in views:
-        sides.setdefault(key(view), []).append(view)
-    groups = list(sides.values())
-    for hint in (source.in_except_block, source.rank_condition):
-        marked = [
-            group
-            for group in groups
-            if all(frame is not None and hint(frame) for frame in (view.reading.own for view in group))
-        ]
-        if len(marked) == 1:
-            return marked[0]
-    if len(groups) == 2:
-        phases = [_phase_number(group[0]) for group in groups]
-        if phases[0] != phases[1]:
-            return groups[0] if phases[0] < phases[1] else groups[1]
-        if behind := _behind(groups[0], groups[1]):
-            ahead = groups[1] if behind is groups[0] else groups[0]
-            own = behind[0].reading.own
-            return ahead if own is not None and source.loop_may_break(own) else behind
-    return list(views)
-
-
-def _behind(first: list[View], second: list[View]) -> list[View] | None:
-    """The side that stands at an earlier line of the same function."""
-    one, two = first[0].reading.own, second[0].reading.own
-    if one is None or two is None or one.file != two.file or one.name != two.name or one.line == two.line:
-        return None
-    return first if one.line < two.line else second
-
-
-def _phase_number(view: View) -> int:
-    return PHASE_ORDER[view.reading.phase]
-
-
-def _coarse_phase(view: View) -> str:
-    """Phases as far as they must agree between ranks: steps of training count as one unless all are known."""
-    reading = view.reading
-    if reading.context in (Phase.SAVE, Phase.EVAL, Phase.GENERATE, Phase.TEARDOWN):
-        return reading.context
-    if reading.step in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA):
-        return reading.step
-    return ""
-
-
-def _all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Verdict:
-    """Everybody is in a collective: who differs?"""
-    for rule in (_generate_left, _one_sided_context, _model_path, _unused_experts):
-        if verdict := rule(views, two):
-            return verdict
-    phase_odd, tied = _odd_ones(views, _coarse_phase)
-    if phase_odd and any(_coarse_phase(view) for view in views):
-        if tied:
-            phase_odd = _break_tie(views, _coarse_phase)
-        return _mismatch(
-            Kind.PHASE_MISMATCH, phase_odd, views, "stands in another phase than the others", 0.8, two
-        )
-    for key, kind, text in (
-        (lambda view: view.op, Kind.COLLECTIVE_MISMATCH, "calls another collective than the others"),
-        (_own_place, Kind.ORDER_MISMATCH, "makes the same call from another place in the program"),
-        (_library_place, Kind.ORDER_MISMATCH, "is at another place of the model or library"),
-    ):
-        odd, tied = _odd_ones(views, key)
-        if odd:
-            if tied:
-                odd = _break_tie(views, key)
-            return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
-    if two and len(views) == 1:
-        return Verdict(
-            Kind.NETWORK,
-            (),
-            0.3,
-            "one rank only was looked at, and it waits: look at all of them",
-            (_describe(views[0]),),
-        )
-    evidence = [f"all {len(views)} ranks: {_describe(views[0])}"]
-    if any(view.motion.counted and view.motion.cpu > 0.8 for view in views):
-        evidence.append("all spin in their wait")
-    return Verdict(
-        Kind.NETWORK,
-        (),
-        _confidence(0.75, views, two=two),
-        "nobody differs: every rank is in the same call at the same place. Suspect the network or the hardware, "
-        "or ask the flight recorder for a difference in size or sequence",
-        tuple(evidence),
-        _power_against(views),
-    )
-
-
-def _power_against(views: Sequence[View]) -> tuple[str, ...]:
-    idle = [view for view in views if view.evidence.gpu_util == 0]
-    if idle and len(idle) < len(views):
-        return (f"GPU of rank {_ranks(idle)} is at 0 %, the others' are not",)
-    return ()
-
-
-def _own_place(view: View) -> Hashable:
-    own = view.reading.own
-    return (own.short, own.file, own.line) if own else None
-
-
-def _library_place(view: View) -> Hashable:
-    main = frames.main_thread(view.evidence.threads)
-    if main is None:
-        return None
-    return tuple((frame.short, frame.line) for frame in main.frames[:40])
-
-
-def _mismatch(
-    kind: Kind, odd: Sequence[View], views: Sequence[View], text: str, base: float, two: bool
-) -> Verdict:
-    rest = [view for view in views if view not in odd]
-    if not rest:
-        pairs = {}
-        for view in views:
-            pairs.setdefault((view.op, _own_place(view)), view)
-        culprits = tuple(view.culprit(f"{text}: {view.op}") for view in views)
-        return Verdict(
-            kind,
-            culprits,
-            0.5,
-            "the ranks are at odds, and none is in the majority",
-            tuple(_describe(view) for view in list(pairs.values())[:4]),
-        )
-    special = {source.rank_condition(view.reading.own) for view in odd if view.reading.own} - {""}
-    evidence = [_describe(odd[0]), _describe(rest[0])]
-    if special:
-        evidence.append(f"its line runs only `if {sorted(special)[0]}`")
-    if any(view.reading.own and source.in_except_block(view.reading.own) for view in odd):
-        evidence.append("its line stands in an except block: an error was caught on this rank only")
-    op = odd[0].op or str(odd[0].wait)
-    return Verdict(
-        kind,
-        tuple(
-            view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
-            for view in odd
-        ),
-        _confidence(base, views, two=two),
-        f"rank {_ranks(odd)} {text} ({op} against {rest[0].op or rest[0].wait})",
-        tuple(evidence),
-    )
-
-
-def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
-    """Only some ranks are in a save or an evaluation that gathers: the others never join."""
-    for phase, kind in ((Phase.SAVE, Kind.SAVE_ON_ONE), (Phase.EVAL, Kind.EVAL_ON_ONE)):
-        inside = [view for view in views if view.reading.context is phase]
-        rest = [view for view in views if view.reading.context is not phase]
-        if not inside or not rest:
-            continue
-        if len(inside) < len(rest) or (len(inside) == len(rest) and inside[0].op != "barrier"):
-            what = "save" if phase is Phase.SAVE else "evaluation"
-            why = f"it is in a {what} that needs every rank, and the others are not in it"
-            verdict = _mismatch(kind, inside, views, f"is alone in a {what}", 0.9, two)
-            culprits = tuple(view.culprit(why) for view in inside)
-            return Verdict(
-                kind, culprits, verdict.confidence, verdict.reason, verdict.evidence, verdict.against
-            )
-    return None
-
-
-def _generate_left(views: Sequence[View], two: bool) -> Verdict | None:
-    """ZeRO-3 fetches parameters in generate: ranks that stopped earlier have left the loop."""
-    inside = [
-        view
-        for view in views
-        if view.reading.context is Phase.GENERATE and view.reading.names & {"fetch_sub_module", "pre_forward"}
-    ]
-    rest = [view for view in views if view.reading.context is not Phase.GENERATE]
-    if not inside or not rest:
-        return None
-    return _mismatch(
-        Kind.PHASE_MISMATCH,
-        rest,
-        views,
-        "has left generate, where the others still gather parameters",
-        0.85,
-        two,
-    )
-
-
-_VISUAL = frozenset(
-    {"visual", "vision_tower", "get_image_features", "encode_image", "vision_model", "image_encoder"}
-)
-
-
-def _visual(view: View) -> bool:
-    if view.reading.names & _VISUAL:
-        return True
-    main = frames.main_thread(view.evidence.threads)
-    return bool(main) and any("visi" in frame.file.lower() or "Vision" in frame.name for frame in main.frames)
-
-
-def _model_path(views: Sequence[View], two: bool) -> Verdict | None:
-    """Ranks that skip a part of the model (a vision tower) which the others gather."""
-    seeing = [view for view in views if _visual(view)]
-    blind = [view for view in views if not _visual(view)]
-    if not seeing or not blind or not all(view.reading.step is Phase.FORWARD for view in blind):
-        return None
-    return _mismatch(
-        Kind.COLLECTIVE_MISMATCH,
-        blind,
-        views,
-        "skips the vision part of the model that the others run",
-        0.85,
-        two,
-    )
-
-
-_ZERO_REDUCE = frozenset(
-    {
-        "reduce_and_partition_ipg_grads",
-        "__reduce_and_partition_ipg_grads",
-        "__avg_scatter_grads",
-        "reduce_scatter_fn",
-    }
-)
-
-
-def _unused_experts(views: Sequence[View], two: bool) -> Verdict | None:
-    """ZeRO-3 with experts: the reduce-scatter of an expert never comes on ranks where it had no token."""
-    reducing = [view for view in views if view.reading.names & _ZERO_REDUCE or view.op == "reduce_scatter"]
-    rest = [view for view in views if view not in reducing]
-    deepspeed = any(
-        "deepspeed" in frame.file or frame.short in _ZERO_REDUCE
-        for view in views[:64]
-        for thread in view.evidence.threads
-        for frame in thread.frames
-    )
-    if not reducing or not rest or not deepspeed:
-        return None
-    if not all(view.op in ("all_gather", "backward", "wait") for view in rest):
-        return None
-    return _mismatch(
-        Kind.COLLECTIVE_MISMATCH, rest, views, "is past the reduction that the others wait in", 0.8, two
-    )

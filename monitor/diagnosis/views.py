@@ -100,6 +100,8 @@ class View:
         """The first worker that is stuck in code of its own, when this rank waits for its workers."""
         if self.wait not in (Wait.LOADER, Wait.FINALIZER, Wait.LIBRARY, Wait.OWN):
             return None
+        if self.wait is Wait.OWN and self.reading.blocked_by is None:
+            return None
         for child in self.evidence.children:
             reading = frames.read_threads(child.threads)
             if reading.telling is None or idle_worker(reading):

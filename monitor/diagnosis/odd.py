@@ -1,0 +1,276 @@
+"""When every rank waits in a collective: who differs from the others, and in what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+
+from ftdash.monitor.diagnosis import frames, source
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, Phase
+from ftdash.monitor.diagnosis.model import Verdict
+from ftdash.monitor.diagnosis.views import View
+from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
+
+
+def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[list[View], bool]:
+    """Views whose key differs from the most frequent one; with a tie: all of them, and True."""
+    counts = Counter(key(view) for view in views).most_common()
+    if len(counts) < 2:
+        return [], False
+    if counts[0][1] == counts[1][1]:
+        return list(views), True
+    return [view for view in views if key(view) != counts[0][0]], False
+
+
+def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
+    """With no majority: the side that only some ranks are sent to, else the one that is behind."""
+    sides: dict[Hashable, list[View]] = {}
+    for view in views:
+        sides.setdefault(key(view), []).append(view)
+    groups = list(sides.values())
+    for hint in (source.in_except_block, source.rank_condition):
+        marked = [
+            group
+            for group in groups
+            if all(frame is not None and hint(frame) for frame in (view.reading.own for view in group))
+        ]
+        if len(marked) == 1:
+            return marked[0]
+    if len(groups) == 2:
+        phases = [_phase_number(group[0]) for group in groups]
+        if phases[0] != phases[1]:
+            return groups[0] if phases[0] < phases[1] else groups[1]
+        if behind := _behind(groups[0], groups[1]):
+            ahead = groups[1] if behind is groups[0] else groups[0]
+            own = behind[0].reading.own
+            return ahead if own is not None and source.loop_may_break(own) else behind
+    return list(views)
+
+
+def _behind(first: list[View], second: list[View]) -> list[View] | None:
+    """The side that stands at an earlier line of the same function."""
+    one, two = first[0].reading.own, second[0].reading.own
+    if one is None or two is None or one.file != two.file or one.name != two.name or one.line == two.line:
+        return None
+    return first if one.line < two.line else second
+
+
+def _phase_number(view: View) -> int:
+    return PHASE_ORDER[view.reading.phase]
+
+
+def _coarse_phase(view: View) -> str:
+    """Phases as far as they must agree between ranks: steps of training count as one unless all are known."""
+    reading = view.reading
+    if reading.context in (Phase.SAVE, Phase.EVAL, Phase.GENERATE, Phase.TEARDOWN):
+        return reading.context
+    if reading.step in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA):
+        return reading.step
+    return ""
+
+
+def _coarse_number(view: View) -> int:
+    return PHASE_ORDER[Phase(_coarse_phase(view))]
+
+
+def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Verdict:
+    """Everybody is in a collective: who differs?"""
+    for rule in (_generate_left, _one_sided_context, _model_path, _unused_experts):
+        if verdict := rule(views, two):
+            return verdict
+    phase_odd, tied = _odd_ones(views, _coarse_phase)
+    if phase_odd and any(_coarse_phase(view) for view in views):
+        if tied:
+            phase_odd = _break_tie(views, _coarse_phase)
+        elif len({_coarse_phase(view) for view in phase_odd}) > 1:
+            first = min(_coarse_number(view) for view in phase_odd)
+            phase_odd = [view for view in phase_odd if _coarse_number(view) == first]
+        elif len({_coarse_phase(view) for view in phase_odd}) > 1:
+            first = min(PHASE_ORDER[Phase(_coarse_phase(view))] for view in phase_odd)
+            phase_odd = [view for view in phase_odd if PHASE_ORDER[Phase(_coarse_phase(view))] == first]
+        return _mismatch(
+            Kind.PHASE_MISMATCH, phase_odd, views, "stands in another phase than the others", 0.8, two
+        )
+    for key, kind, text in (
+        (lambda view: view.op, Kind.COLLECTIVE_MISMATCH, "calls another collective than the others"),
+        (_own_place, Kind.ORDER_MISMATCH, "makes the same call from another place in the program"),
+        (_library_place, Kind.ORDER_MISMATCH, "is at another place of the model or library"),
+    ):
+        odd, tied = _odd_ones(views, key)
+        if odd:
+            if tied:
+                odd = _break_tie(views, key)
+            return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
+    if two and len(views) == 1:
+        return Verdict(
+            Kind.NETWORK,
+            (),
+            0.3,
+            "one rank only was looked at, and it waits: look at all of them",
+            (describe(views[0]),),
+        )
+    evidence = [f"all {len(views)} ranks: {describe(views[0])}"]
+    if any(view.motion.counted and view.motion.cpu > 0.8 for view in views):
+        evidence.append("all spin in their wait")
+    return Verdict(
+        Kind.NETWORK,
+        (),
+        confidence(0.75, views, two=two),
+        "nobody differs: every rank is in the same call at the same place. Suspect the network or the hardware, "
+        "or ask the flight recorder for a difference in size or sequence",
+        tuple(evidence),
+        _power_against(views),
+    )
+
+
+def _power_against(views: Sequence[View]) -> tuple[str, ...]:
+    idle = [view for view in views if view.evidence.gpu_util == 0]
+    if idle and len(idle) < len(views):
+        return (f"GPU of rank {ranks_of(idle)} is at 0 %, the others' are not",)
+    return ()
+
+
+def _own_place(view: View) -> Hashable:
+    own = view.reading.own
+    return (own.short, own.file, own.line) if own else None
+
+
+def _library_place(view: View) -> Hashable:
+    main = frames.main_thread(view.evidence.threads)
+    if main is None:
+        return None
+    return tuple((frame.short, frame.line) for frame in main.frames[:40])
+
+
+def _mismatch(
+    kind: Kind, odd: Sequence[View], views: Sequence[View], text: str, base: float, two: bool
+) -> Verdict:
+    rest = [view for view in views if view not in odd]
+    if not rest:
+        pairs = {}
+        for view in views:
+            pairs.setdefault((view.op, _own_place(view)), view)
+        culprits = tuple(view.culprit(f"{text}: {view.op}") for view in views)
+        return Verdict(
+            kind,
+            culprits,
+            0.5,
+            "the ranks are at odds, and none is in the majority",
+            tuple(describe(view) for view in list(pairs.values())[:4]),
+        )
+    special = {source.rank_condition(view.reading.own) for view in odd if view.reading.own} - {""}
+    evidence = [describe(odd[0]), describe(rest[0])]
+    if special:
+        evidence.append(f"its line runs only `if {sorted(special)[0]}`")
+    if any(view.reading.own and source.in_except_block(view.reading.own) for view in odd):
+        evidence.append("its line stands in an except block: an error was caught on this rank only")
+    op = odd[0].op or str(odd[0].wait)
+    return Verdict(
+        kind,
+        tuple(
+            view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
+            for view in odd
+        ),
+        confidence(base, views, two=two),
+        f"rank {ranks_of(odd)} {text} ({op} against {rest[0].op or rest[0].wait})",
+        tuple(evidence),
+    )
+
+
+def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
+    """Only some ranks are in a save or an evaluation that gathers: the others never join."""
+    for phase, kind in ((Phase.SAVE, Kind.SAVE_ON_ONE), (Phase.EVAL, Kind.EVAL_ON_ONE)):
+        inside = [view for view in views if view.reading.context is phase]
+        rest = [view for view in views if view.reading.context is not phase]
+        if not inside or not rest:
+            continue
+        barrier = inside[0].op == "barrier"
+        if barrier and len({view.op for view in rest}) > 1:
+            continue  # a barrier is downstream: innocent when the others are not at one place themselves
+        if len(inside) < len(rest) or (len(inside) == len(rest) and not barrier):
+            what = "save" if phase is Phase.SAVE else "evaluation"
+            why = f"it is in a {what} that needs every rank, and the others are not in it"
+            verdict = _mismatch(kind, inside, views, f"is alone in a {what}", 0.9, two)
+            culprits = tuple(view.culprit(why) for view in inside)
+            return Verdict(
+                kind, culprits, verdict.confidence, verdict.reason, verdict.evidence, verdict.against
+            )
+    return None
+
+
+def _generate_left(views: Sequence[View], two: bool) -> Verdict | None:
+    """ZeRO-3 fetches parameters in generate: ranks that stopped earlier have left the loop."""
+    inside = [
+        view
+        for view in views
+        if view.reading.context is Phase.GENERATE and view.reading.names & {"fetch_sub_module", "pre_forward"}
+    ]
+    rest = [view for view in views if view.reading.context is not Phase.GENERATE]
+    if not inside or not rest:
+        return None
+    return _mismatch(
+        Kind.PHASE_MISMATCH,
+        rest,
+        views,
+        "has left generate, where the others still gather parameters",
+        0.85,
+        two,
+    )
+
+
+_VISUAL = frozenset(
+    {"visual", "vision_tower", "get_image_features", "encode_image", "vision_model", "image_encoder"}
+)
+
+
+def _visual(view: View) -> bool:
+    if view.reading.names & _VISUAL:
+        return True
+    main = frames.main_thread(view.evidence.threads)
+    return bool(main) and any("visi" in frame.file.lower() or "Vision" in frame.name for frame in main.frames)
+
+
+def _model_path(views: Sequence[View], two: bool) -> Verdict | None:
+    """Ranks that skip a part of the model (a vision tower) which the others gather."""
+    seeing = [view for view in views if _visual(view)]
+    blind = [view for view in views if not _visual(view)]
+    if not seeing or not blind or not all(view.reading.step is Phase.FORWARD for view in blind):
+        return None
+    return _mismatch(
+        Kind.COLLECTIVE_MISMATCH,
+        blind,
+        views,
+        "skips the vision part of the model that the others run",
+        0.85,
+        two,
+    )
+
+
+_ZERO_REDUCE = frozenset(
+    {
+        "reduce_and_partition_ipg_grads",
+        "__reduce_and_partition_ipg_grads",
+        "__avg_scatter_grads",
+        "reduce_scatter_fn",
+    }
+)
+
+
+def _unused_experts(views: Sequence[View], two: bool) -> Verdict | None:
+    """ZeRO-3 with experts: the reduce-scatter of an expert never comes on ranks where it had no token."""
+    reducing = [view for view in views if view.reading.names & _ZERO_REDUCE or view.op == "reduce_scatter"]
+    rest = [view for view in views if view not in reducing]
+    deepspeed = any(
+        "deepspeed" in frame.file or frame.short in _ZERO_REDUCE
+        for view in views[:64]
+        for thread in view.evidence.threads
+        for frame in thread.frames
+    )
+    if not reducing or not rest or not deepspeed:
+        return None
+    if not all(view.op in ("all_gather", "backward", "wait") for view in rest):
+        return None
+    return _mismatch(
+        Kind.COLLECTIVE_MISMATCH, rest, views, "is past the reduction that the others wait in", 0.8, two
+    )
