@@ -90,7 +90,7 @@ class Outcome:
 
 def run_phase(
     manifest: Manifest,
-    living: Sequence[Signs],
+    ranks: Sequence[Signs],
     *,
     agents: Collection[str],
     processes: int | None,
@@ -106,12 +106,13 @@ def run_phase(
         return Outcome(stored, manifest.reason)
     if not agents and manifest.agent_pids and processes == 0:
         return _outcome_without_agent(launcher_code)
+    living = [signs for signs in ranks if not signs.gone]
     if is_stalled(living):
         longest = min(signs.beat_age_s or 0.0 for signs in living if signs.beat_age_s is not None)
         return Outcome(RunPhase.STALLED, f"no rank has made progress for {longest:.0f} s")
     if stored is RunPhase.STARTING:
         return Outcome(RunPhase.STARTING)
-    heard = [signs for signs in living if signs.beat_age_s is not None]
+    heard = [signs for signs in ranks if signs.beat_age_s is not None]
     stepping = any(signs.step > 0 or signs.phase not in ("", "start") for signs in heard)
     if stepping or (not heard and manifest.plan is None):
         return Outcome(RunPhase.RUNNING)

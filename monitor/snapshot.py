@@ -40,7 +40,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
     signs = {rank.rank: _signs(rank, ended, summary.nodes, around) for rank in ranks}
     outcome = liveness.run_phase(
         manifest,
-        [sign for sign in signs.values() if not sign.gone],
+        list(signs.values()),
         agents=around.agents,
         processes=around.processes,
         launcher_code=around.launcher_code,

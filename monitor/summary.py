@@ -296,7 +296,7 @@ class Summary:
                     self.rank(record.rank).exit = record
             elif isinstance(record, Event):
                 self.events.append(record)
-            node.last_t = record.t  # type: ignore[attr-defined]
+            node.last_t = record.t
 
     def points(self) -> tuple[Point, ...]:
         """The whole run, coarse where it is old and step by step where it is new; cumulative tokens."""

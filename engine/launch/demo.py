@@ -11,7 +11,7 @@ from ftdash.monitor.state import RunPhase, RunState
 from ftdash.monitor.summary import RankSummary
 
 RANKS = 2
-STEPS = 400
+STEPS = 700  # about three minutes on two cores
 
 
 def demo_spec(steps: int = STEPS, runs: Path | None = None) -> LaunchSpec:

@@ -1,0 +1,97 @@
+"""A disk that fills while a run goes on: nothing crashes, the end is still true, and the loss is told."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ftdash.engine.launch import checks
+from ftdash.monitor.agent.sample import NodeFile
+from ftdash.monitor.reader import RunReader
+from ftdash.monitor.records import Event, Node, decode_lines, decoder
+from ftdash.monitor.state import RunPhase
+from tests.support.live_runs import make_run, processes_of, start_run, wait_for, wait_until
+
+ENDED = (RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "tmpfs", str(place)]
+    try:
+        done = subprocess.run(mount, capture_output=True)
+    except OSError:
+        pytest.skip("no mount here")
+    if done.returncode:
+        pytest.skip("a small file system can only be mounted by root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    filler = place / "filler"
+    with open(filler, "wb", buffering=0) as handle, contextlib.suppress(OSError):
+        while True:
+            handle.write(b"x" * 4096)
+    assert shutil.disk_usage(place).free < 4096
+    return filler
+
+
+def test_a_run_on_a_disk_that_fills_up_still_ends_with_the_truth(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "FREE_BYTES", 0)
+    run = start_run(small_disk, 2, "--steps", "120", "--fail", "1:100:exit")
+    wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 2 for rank in state.ranks))
+    fill(small_disk)
+    state = wait_for(run, lambda state: state.state in ENDED)
+    assert state.state is RunPhase.FAILED
+    assert state.manifest.first_failing_rank == 1
+    wait_until(lambda: not processes_of(run))
+
+
+def test_node_samples_that_were_lost_are_told_when_there_is_room(small_disk: Path) -> None:
+    run = make_run(small_disk)
+    file = NodeFile(run.node_file("h"))
+    file.write([Node(t=1.0, host="h", agent_pid=1)])
+    filler = fill(small_disk)
+    for t in range(200):
+        file.write([Node(t=float(t), host="h", agent_pid=1)])
+    assert file.dropped > 0
+    filler.unlink()
+    file.write([Node(t=300.0, host="h", agent_pid=1)])
+    file.close()
+    records, garbage = decode_lines(decoder, run.node_file("h").read_bytes())
+    assert garbage <= 1
+    assert records[-2].t == 300.0
+    assert isinstance(records[-1], Event)
+    assert records[-1].code == "telemetry-dropped"
+
+
+def test_a_node_file_is_begun_anew_before_it_is_large_and_keeps_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftdash.monitor.agent.sample.ROTATE_BYTES", 20_000)
+    run = make_run(tmp_path, state="running", agent_pids={"far": 1})
+    file = NodeFile(run.node_file("far"))
+    reader = RunReader(run)
+    file.write([Event(t=0.5, severity="note", code="begin", text="once")])
+    for t in range(2000):
+        file.write([Node(t=float(t), host="far", agent_pid=1)])
+        if t % 50 == 0:
+            reader.poll()
+    file.close()
+    for _ in range(10):
+        reader.poll()
+    assert run.node_file("far").stat().st_size <= 21_000
+    assert reader.summary.nodes["far"].last_t == 1999.0
+    assert run.node_file("far").read_bytes().count(b'"begin"') == 1
+    reader.close()
