@@ -7,6 +7,7 @@ node leaves `<request>.done-<host>` beside a request that it has served, so ever
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterable
@@ -89,3 +90,20 @@ def mark_served(path: Path, host: str) -> None:
     """Remember that this node has served the request."""
     with open(f"{path}.done-{host}", "wb"):
         pass
+
+
+def main(argv: list[str]) -> int:
+    """`python -m ftdash.monitor.control ACTION RUN_DIR`: post a request, for batch scripts."""
+    if len(argv) != 2 or argv[0] not in list(Action):
+        sys.stderr.write(f"usage: python -m ftdash.monitor.control {'|'.join(Action)} RUN_DIR\n")
+        return 2
+    try:
+        _post(RunDir(argv[1]), Request(action=Action(argv[0]), t=time.time()))
+    except RunError as error:
+        sys.stderr.write(f"ftdash: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -31,6 +31,7 @@ import msgspec
 from ftdash.monitor.records import FORMAT_VERSION
 
 RUN_DIR_ENV = "FTDASH_RUN_DIR"
+NODES_ENV = "FTDASH_NODES"  # how many nodes the run has, told to their agents
 HOME_ENV = "FTDASH_HOME"
 
 # Environment values that may be stored: nothing else of a user's environment reaches the disk.
@@ -128,8 +129,10 @@ class RunDir:
 
     FOLDERS = ("config", "logs", "telemetry", "stacks", "flight", "control")
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], node_rank: int = 0) -> None:
+        """`node_rank` tells the files of one node's launcher and agent from those of the others."""
         self.path = Path(path)
+        self._node = f"-{node_rank}" if node_rank else ""
 
     @property
     def run_id(self) -> str:
@@ -172,15 +175,15 @@ class RunDir:
     @property
     def exit_marker(self) -> Path:
         """The launcher's exit status as a number, written even when no agent is left to see it."""
-        return self.logs / "launcher.exit"
+        return self.logs / f"launcher{self._node}.exit"
 
     @property
     def launcher_log(self) -> Path:
-        return self.logs / "launcher.log"
+        return self.logs / f"launcher{self._node}.log"
 
     @property
     def agent_log(self) -> Path:
-        return self.logs / "agent.log"
+        return self.logs / f"agent{self._node}.log"
 
     def rank_log(self, rank: int, stream: str = "stdout") -> Path:
         """A link that the agent makes to where this rank's `stdout` or `stderr` goes."""

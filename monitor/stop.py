@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import socket
 import time
 
 from ftdash.monitor import control, exits, procs
 from ftdash.monitor.agent.end import KILL_WAIT_S, end_here
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError
@@ -23,7 +23,7 @@ def stop_run(run: RunDir, *, save: bool = False, grace_s: float = 20.0) -> set[i
     agents of other machines do not answer.
     """
     manifest = run.read_manifest()
-    host = socket.gethostname()
+    host = node_name()
     here = procs.agent_alive(run.path, manifest.agent_pids.get(host, 0))
     elsewhere = [name for name in manifest.agent_pids if name != host]
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
@@ -42,7 +42,7 @@ def stop_run(run: RunDir, *, save: bool = False, grace_s: float = 20.0) -> set[i
 def _wait_for_agents(run: RunDir, timeout_s: float) -> None:
     """Until run.json says that the run has ended, or no agent is there to say it."""
     deadline = time.monotonic() + timeout_s
-    host = socket.gethostname()
+    host = node_name()
     while time.monotonic() < deadline:
         manifest = run.read_manifest()
         if RunPhase(manifest.state) in FINAL:

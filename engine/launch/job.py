@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,7 +19,7 @@ from ftdash.engine.configs import Generated, Rendezvous, TrainArgs, generate
 from ftdash.engine.launch.resume import last_whole_checkpoint
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Plan
-from ftdash.monitor.rundir import RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import NODES_ENV, RunDir, RunError, write_atomic
 
 MEETING_WAIT_S = 300.0
 
@@ -59,10 +59,17 @@ def read_job(run: RunDir) -> Job:
         raise RunError(f"{path} is broken: {error}") from None
 
 
-def node_command(
-    run: RunDir, *, node_rank: int, address: str, attempt: str
-) -> tuple[list[str], dict[str, str]]:
-    """The launcher's argv on this node, and what its environment gains. Raises RunError.
+@dataclass(frozen=True, slots=True)
+class NodeStart:
+    """How to start the launcher on one node: argv, what its environment gains, and where it starts."""
+
+    command: tuple[str, ...]
+    env: dict[str, str]
+    directory: str = ""
+
+
+def node_start(run: RunDir, *, node_rank: int, address: str, attempt: str) -> NodeStart:
+    """What this node has to start. Raises RunError.
 
     `address` is the first node's, as the others reach it; `attempt` is the same on all nodes.
     """
@@ -73,12 +80,14 @@ def node_command(
         "MASTER_PORT": str(meeting.port),
         "NODE_RANK": str(node_rank),
         "NNODES": str(job.nodes),
+        NODES_ENV: str(job.nodes),
     }
     if job.plan is None or job.train is None:
-        return [_filled(word, environment) for word in job.command], environment
+        command = tuple(_filled(word, environment) for word in job.command)
+        return NodeStart(command, environment, job.directory)
     generated = _generate(run, job, meeting)
-    command = generated.command(job.launcher) if job.launcher else generated.preferred
-    return list(command.nodes[node_rank]), environment
+    chosen = generated.command(job.launcher) if job.launcher else generated.preferred
+    return NodeStart(chosen.nodes[node_rank], environment)
 
 
 def _generate(run: RunDir, job: Job, meeting: Meeting) -> Generated:
@@ -97,8 +106,9 @@ def _generate(run: RunDir, job: Job, meeting: Meeting) -> Generated:
 
 
 def _arrange(run: RunDir, job: Job, address: str, attempt: str) -> Meeting:
-    """The first node's part. A wish to stop that an earlier start has served is taken away."""
-    (run.control / "save-and-stop").unlink(missing_ok=True)
+    """The first node's part. Requests to an earlier start of the job are taken away with it."""
+    for request in run.control.iterdir():
+        request.unlink(missing_ok=True)
     checkpoint = last_whole_checkpoint(Path(job.train.output_dir)) if job.train else None
     meeting = Meeting(
         attempt=attempt, address=address, port=_free_port(), resume=str(checkpoint) if checkpoint else ""

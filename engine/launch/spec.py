@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ftdash.engine.plan import Plan
+from ftdash.engine.slurm.options import SlurmOptions
 
 
 class LaunchError(Exception):
@@ -37,6 +38,8 @@ class LaunchSpec:
     device: Device = Device.AUTO
     backend: Backend = Backend.LOCAL
     nodes: int = 1
+    slurm: SlurmOptions | None = None  # of a run under Slurm
+    hosts: Path | None = None  # hosts file of a run over ssh
     name: str = ""  # shown in the run's id; None: from the model or command
     runs: Path | None = None  # where run directories live; None: $FTDASH_HOME/runs
     port: int | None = None  # rendezvous port; None: a free one

@@ -39,9 +39,8 @@ code=$?
 """
 
 REQUEUE = """\
-if [ -n "$near_the_limit" ] && [ -e "$run/config/saved" ]; then
-  rm -f "$run/config/saved"
-  scontrol requeue "$SLURM_JOB_ID" && exit 0
+if [ -n "$near_the_limit" ]; then
+  {python} -m ftdash.engine.slurm.requeue "$run" && exit 0
 fi
 """
 
@@ -77,7 +76,7 @@ def batch_script(run: Path, options: SlurmOptions, *, python: str, environment: 
         python=shlex.quote(python),
         srun=" ".join(map(shlex.quote, srun)),
         step=" ".join(map(shlex.quote, step)) + ' "$run"',
-        requeue=REQUEUE if options.requeue else "",
+        requeue=REQUEUE.format(python=shlex.quote(python)) if options.requeue else "",
     )
     lines = [
         "#!/bin/bash",

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -20,15 +19,18 @@ from ftdash.monitor.agent.end import Ending
 from ftdash.monitor.agent.sample import GpuWatch, NodeFile, RankSampler, node_sample
 from ftdash.monitor.agent.watch import RankWatch, Watched, adopt_orphans
 from ftdash.monitor.control import Action, Request
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.nvml import sample_gpus
+from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Event, Exit
-from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import NODES_ENV, Manifest, RankExit, RunDir, RunError, write_atomic
 from ftdash.monitor.state import RunPhase
 
 SAMPLE_S = 1.0
 CONTROL_S = 0.25
 DISCOVER_S = 5.0  # once all ranks of the node are known; until then as often as requests are looked for
 SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
+OTHERS_WAIT_S = 15.0  # for the agents of the other nodes to write how their ranks ended
 LEFTOVER_WAIT_S = 10.0  # for helpers that outlive launcher and ranks
 
 
@@ -44,7 +46,7 @@ class Agent:
 
     def __init__(self, run: RunDir, *, detached: bool, node_rank: int = 0) -> None:
         self.run = run
-        self.host = socket.gethostname()
+        self.host = node_name()
         self.detached = detached
         self.leads = node_rank == 0  # the one writer of run.json
         self.manifest = run.read_manifest()
@@ -69,10 +71,12 @@ class Agent:
         if command is None:
             self._tree = Tree(self.manifest.launcher_pid, True)
         else:
+            self._forget_earlier_start()
             self._tree = Tree(launcher.start(self.run, command), False)
             self.manifest.launcher_pid = self._tree.shell_pid
             self.manifest.started = time.time()
         self.manifest.agent_pids[self.host] = os.getpid()
+        self.manifest.slurm_job_id = os.environ.get("SLURM_JOB_ID", self.manifest.slurm_job_id)
         if self.host not in self.manifest.hosts:
             self.manifest.hosts.append(self.host)
         self._write_manifest()
@@ -83,6 +87,15 @@ class Agent:
         finally:
             gpus.close()
             self._file.close()
+
+    def _forget_earlier_start(self) -> None:
+        """A requeued job starts again in its old run directory: how it ended before is no longer true."""
+        self.run.exit_marker.unlink(missing_ok=True)
+        manifest = self.manifest
+        manifest.state, manifest.reason, manifest.exits = RunPhase.STARTING, "", []
+        manifest.exit_code = manifest.first_failing_rank = None
+        manifest.ended = 0.0
+        manifest.agent_pids.clear()
 
     def _heard(self, number: int, frame: object) -> None:
         self._signals.append(number)
@@ -291,7 +304,7 @@ class Agent:
             for rank, watched in sorted(self._watch.ranks.items())
             if watched.code is not None
         ]
-        manifest = exits.complete(self.run, manifest, [])
+        manifest = exits.complete(self.run, manifest, self._exits_elsewhere())
         ranks_failed = any(end.code != 0 for end in manifest.exits)
         if self._stop_reason:
             manifest.state, manifest.reason = RunPhase.STOPPED, self._stop_reason
@@ -304,6 +317,23 @@ class Agent:
         self.manifest = manifest
         self._write_manifest(last=True)
         return code if code is not None else 1
+
+    def _exits_elsewhere(self) -> list[RankExit]:
+        """How the ranks of the other nodes ended, once their agents have said so or have had time to."""
+        nodes = int(os.environ.get(NODES_ENV) or 1)
+        if nodes == 1:
+            return []
+        reader = RunReader(self.run)
+        deadline = time.monotonic() + OTHERS_WAIT_S
+        try:
+            while True:
+                known = reader.known_exits()
+                if len(reader.summary.launcher_exits) >= nodes or time.monotonic() > deadline:
+                    self.manifest.hosts = sorted({*self.manifest.hosts, *reader.hosts()})
+                    return [end for end in known if end.host != self.host]
+                time.sleep(0.2)
+        finally:
+            reader.close()
 
     def _write_manifest(self, last: bool = False) -> None:
         """On a full disk the old file's own blocks are written over; that is not atomic, but it is told."""
@@ -325,7 +355,7 @@ def adoptable(run: RunDir) -> Manifest:
     """The manifest of a run that has lost its agent. Raises RunError when there is nothing to adopt."""
     run.check_owner()
     manifest = run.read_manifest()
-    host = socket.gethostname()
+    host = node_name()
     pid = manifest.agent_pids.get(host, 0)
     if procs.agent_alive(run.path, pid):
         raise RunError(f"run {manifest.run} has a living agent (pid {pid}): nothing to adopt")

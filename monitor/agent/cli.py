@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         return Agent(adopted, detached=True).run_to_end(None)
     if not command:
         raise RunError("agent: no launcher command after --")
-    target = RunDir(Path(args.run).absolute()) if args.run else _new_run(command, args.runs)
+    target = RunDir(Path(args.run).absolute(), node_rank) if args.run else _new_run(command, args.runs)
     target.check_owner()
     again = ["--run", str(target.path), "--node-rank", str(node_rank), *(["--detached"] * args.detached)]
     _become_agent_of(target, [*again, "--", *command])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from ftdash.monitor import procs
 from ftdash.monitor.attach.find import Job, Rank, find_jobs, shown_command
 from ftdash.monitor.attach.output import LogFollower, OutputFile, files_behind_pipe, output_files
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.logs.progress import ProgressFollower
 from ftdash.monitor.nvml.mapping import gpu_of_rank, hidden_processes
 from ftdash.monitor.records import GpuSample
@@ -79,7 +79,7 @@ class Watcher:
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._piped: dict[tuple[int, int], list[OutputFile]] = {}
-        self._host = socket.gethostname()
+        self._host = node_name()
 
     def look(self) -> Attached:
         """The jobs as they are now."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import socket
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ftdash.monitor.beat import BeatWriter
 from ftdash.monitor.hook import process
 from ftdash.monitor.hook.writer import LineWriter
+from ftdash.monitor.hostname import node_name
 
 if TYPE_CHECKING:
     import torch
@@ -241,7 +241,7 @@ class Hook:
 
         on_device = [value for value in values.values() if getattr(value, "is_cuda", False)]
         if not on_device:
-            finish([float(value) for value in values.values()])
+            finish([float(getattr(value, "detach", lambda value=value: value)()) for value in values.values()])
             return
         import torch
 
@@ -314,7 +314,7 @@ class Hook:
             "rank": self.rank,
             "local_rank": int(os.environ.get("LOCAL_RANK", "0") or 0),
             "world_size": dist.get_world_size() if ready else int(os.environ.get("WORLD_SIZE", "1") or 1),
-            "host": socket.gethostname(),
+            "host": node_name(),
             "pid": os.getpid(),
             "device": device,
             "device_uuid": uuid,

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
-from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.rundir import RunDir, home, new_run_id
+from ftdash.monitor.state import RunPhase
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 from ftdash.tui.commands.run_json import print_json, run_summary
+from ftdash.tui.commands.slurm_flags import add_cluster_flags, hosts_file, slurm_options
 
 Chosen = TypeVar("Chosen", bound=StrEnum)
 
@@ -30,15 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--rehearse", action="store_true", help="prove the plan on CPU ranks, launch nothing")
     run.add_argument("--detach", action="store_true", help="do not open the app on the run")
     run.add_argument("--json", action="store_true")
+    add_cluster_flags(parser)
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="your own launcher command")
 
 
 def run(args: argparse.Namespace) -> int:
     spec = spec_from(args)
     if args.rehearse:
-        from ftdash.engine.launch.rehearse import rehearse_command
-
-        return rehearse_command(spec, as_json=args.json)
+        return _rehearse(spec, as_json=args.json)
     try:
         started = start(spec)
     except LaunchError as error:
@@ -54,10 +55,44 @@ def run(args: argparse.Namespace) -> int:
     return open_app([], run=started, pane="monitor")
 
 
+def _rehearse(spec: LaunchSpec, *, as_json: bool) -> int:
+    """Prove the plan on CPU ranks and launch nothing; exit status 1 when something does not hold."""
+    from ftdash.engine.rehearse import RehearsalError, rehearse
+
+    if spec.plan is None:
+        raise UserError("--rehearse: only a plan can be rehearsed, not a command")
+    run_id = new_run_id(f"rehearsal-{spec.name or spec.plan.model or 'model'}")
+    work = home() / "rehearsals" / run_id
+    work.mkdir(parents=True, mode=0o700)
+    proved: tuple[str, ...] = ()
+    not_proved: tuple[str, ...] = ()
+    failure = ""
+    try:
+        found = rehearse(spec.plan, work=work)
+        proved, not_proved = found.proved, found.not_proved
+    except RehearsalError as error:
+        failure = " ".join(str(error).split())
+    if as_json:
+        state = RunPhase.FAILED if failure else RunPhase.FINISHED
+        about = {"run": run_id, "dir": str(work), "state": str(state)}
+        print_json({**about, "proved": list(proved), "not_proved": list(not_proved)})
+    else:
+        print(
+            "\n".join(
+                [*(f"proved      {line}" for line in proved), *(f"not proved  {line}" for line in not_proved)]
+            )
+        )
+    if failure:
+        sys.stderr.write(f"ftdash: rehearsal: {failure}\n")
+    return 1 if failure else 0
+
+
 def spec_from(args: argparse.Namespace) -> LaunchSpec:
     """What the flags ask for. Raises UserError naming the flag."""
     command = tuple(args.command)
     plan_given = any(value is not None for value in (args.model, args.config, args.params, args.from_file))
+    backend = choice("--backend", args.backend, Backend)
+    nodes = whole_number("--nodes", args.nodes) or 1
     return LaunchSpec(
         plan=plan_from(args) if plan_given or not command else None,
         command=command,
@@ -65,8 +100,10 @@ def spec_from(args: argparse.Namespace) -> LaunchSpec:
         steps=whole_number("--steps", args.steps),
         out=Path(args.out) if args.out is not None else None,
         device=choice("--device", args.device, Device),
-        backend=choice("--backend", args.backend, Backend),
-        nodes=whole_number("--nodes", args.nodes) or 1,
+        backend=backend,
+        nodes=nodes,
+        slurm=slurm_options(args, nodes) if backend is Backend.SLURM else None,
+        hosts=hosts_file(args),
         name=args.name,
         runs=Path(args.runs) if args.runs is not None else None,
     )
@@ -74,6 +111,10 @@ def spec_from(args: argparse.Namespace) -> LaunchSpec:
 
 def start(spec: LaunchSpec) -> RunDir:
     """Start the run on its backend. Raises LaunchError and RunError."""
+    if spec.backend is Backend.SLURM:
+        from ftdash.engine.slurm.submit import submit
+
+        return submit(spec)
     from ftdash.engine.launch.local import launch
 
     return launch(spec)

@@ -1,0 +1,104 @@
+"""Submits a run: run directory, batch script, sbatch; and cancels it again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ftdash.engine.launch.job import Job, write_job
+from ftdash.engine.launch.local import Prepared, prepare
+from ftdash.engine.launch.spec import Device, LaunchError, LaunchSpec
+from ftdash.engine.plan import Plan
+from ftdash.engine.slurm import client
+from ftdash.engine.slurm.options import SlurmOptions
+from ftdash.engine.slurm.script import batch_script, directives
+from ftdash.monitor.rundir import RunDir, write_atomic
+from ftdash.monitor.state import RunPhase
+
+
+class Submitted(msgspec.Struct):
+    """config/slurm.json, written by the submitter: the job that carries this run."""
+
+    job_id: str
+
+
+def submit(spec: LaunchSpec) -> RunDir:
+    """Write the run directory and hand the job to Slurm. Raises LaunchError with Slurm's own message."""
+    if not client.available():
+        raise LaunchError("--backend slurm: no sbatch on this machine; log in to a node that submits jobs")
+    spec, options = spread(spec)
+    prepared = prepare(spec)
+    run = prepared.run
+    write_job(run, job_of(prepared, spec, options.nodes))
+    script = run.config / "job.sbatch"
+    write_atomic(script, batch_script(run.path, options, python=sys.executable).encode())
+    _, arguments = directives(options)
+    try:
+        answer = client.call(
+            "sbatch",
+            "--parsable",
+            f"--job-name={spec.name or prepared.manifest.name or run.run_id}",
+            f"--chdir={run.path}",
+            "--output=logs/slurm-%j.out",
+            "--open-mode=append",
+            *arguments,
+            str(script),
+        )
+    except client.SlurmError as error:
+        prepared.manifest.state, prepared.manifest.reason = RunPhase.FAILED, f"sbatch: {error}"
+        run.write_manifest(prepared.manifest)
+        raise LaunchError(f"Slurm refused the job: {error}") from None
+    job_id = answer.strip().split(";")[0]
+    write_atomic(run.config / "slurm.json", msgspec.json.encode(Submitted(job_id)))
+    return run
+
+
+def spread(spec: LaunchSpec) -> tuple[LaunchSpec, SlurmOptions]:
+    """The spec with its ranks spread over the nodes, and the options with what that asks of a node."""
+    options = spec.slurm or SlurmOptions()
+    nodes = max(options.nodes, spec.nodes)
+    if spec.plan is None:
+        gpus = 0 if spec.device is Device.CPU else options.gpus_per_node
+        return replace(spec, nodes=nodes), replace(options, nodes=nodes, gpus_per_node=gpus)
+    plan = spec_plan(spec.plan, nodes)
+    per_node = plan.gpus // nodes
+    gpus = 0 if spec.device is Device.CPU else (options.gpus_per_node or per_node)
+    return replace(spec, plan=plan, nodes=nodes), replace(options, nodes=nodes, gpus_per_node=gpus)
+
+
+def spec_plan(plan: Plan, nodes: int) -> Plan:
+    """The plan with its ranks spread evenly over `nodes`. Raises LaunchError when they do not go up."""
+    if plan.gpus % nodes:
+        raise LaunchError(f"--gpus {plan.gpus} cannot be spread evenly over --nodes {nodes}")
+    return replace(plan, gpus_per_node=plan.gpus // nodes)
+
+
+def job_of(prepared: Prepared, spec: LaunchSpec, nodes: int) -> Job:
+    """What each node needs to know of the run."""
+    if prepared.train is None:
+        return Job(nodes=nodes, command=list(spec.command), directory=os.getcwd())
+    return Job(nodes=nodes, plan=spec.plan, train=prepared.train)
+
+
+def job_id(run: RunDir) -> str:
+    """The Slurm job of a run; empty when it has none."""
+    try:
+        return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted).job_id
+    except (OSError, msgspec.DecodeError):
+        return ""
+
+
+def cancel(run: RunDir) -> None:
+    """End the run's job, queued or running. Raises SlurmError."""
+    if shutil.which("scancel") and (number := job_id(run)):
+        client.call("scancel", "--full", number)
+
+
+def output(run: RunDir) -> Path:
+    """Where the batch script's own output goes."""
+    return run.logs / f"slurm-{job_id(run)}.out"
