@@ -65,7 +65,8 @@ def run(options: Options, asked: TrainStrategy, deepspeed: str | None, hook: Hoo
             verify.check(options, asked, found)
             report.tell_reality(asked, found)
             if asked in FSDP2_STRATEGIES and found.unsharded_packed:
-                text = f"{found.unsharded_packed} quantised weights stay whole on every rank: FSDP shards no uint8"
+                count = found.unsharded_packed
+                text = f"{count} quantised weights stay whole on all ranks: FSDP cannot shard uint8"
                 hook.event("warning", "not-sharded", text)
                 report.say(f"warning: {text}")
 

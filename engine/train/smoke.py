@@ -1,8 +1,8 @@
-"""`--smoke`: proves with real gloo processes that a distributed step's gradients are those of the whole batch.
+"""`--smoke`: proves with real gloo processes that a distributed step has the gradient of the whole batch.
 
-Four identities, in float64, each between real collectives and a computation in one process: averaged gradients
-of equal shards (DDP); global normalisation when ranks hold different numbers of loss tokens, over several
-micro-batches; the same through FSDP2's sharded gradients; and reduce-scatter of padded gradients.
+Four identities, in float64, each between real collectives and a computation in one process: averaged
+gradients of equal shards (DDP); global normalisation when ranks hold different numbers of loss tokens, over
+several micro-batches; the same through FSDP2's sharded gradients; reduce-scatter of padded gradients.
 """
 
 from __future__ import annotations

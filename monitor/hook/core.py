@@ -47,7 +47,8 @@ class _Phase:
         self._outer = ""
 
     def __enter__(self) -> None:
-        self._outer = self._hook.phase_name
+        outer = self._hook.phase_name
+        self._outer = "" if outer == "start" else outer
         self._hook.enter(self._name)
 
     def __exit__(self, *_: object) -> None:
@@ -241,7 +242,7 @@ class Hook:
 
         on_device = [value for value in values.values() if getattr(value, "is_cuda", False)]
         if not on_device:
-            finish([float(getattr(value, "detach", lambda value=value: value)()) for value in values.values()])
+            finish([_number(value) for value in values.values()])
             return
         import torch
 
@@ -371,6 +372,12 @@ class Hook:
         if error is not None:
             self.event("error", "exception", f"{type(error).__name__}: {error}")
         self.close()
+
+
+def _number(value: Any) -> float:
+    """A number or a one-element tensor on the host as a float."""
+    detach = getattr(value, "detach", None)
+    return float(detach() if detach else value)
 
 
 def _parameters(model: torch.nn.Module | None) -> dict[str, Any]:
