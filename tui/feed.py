@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunState
@@ -62,7 +63,7 @@ class RunFeed:
             return self._newest
 
     def _follow(self) -> None:
-        reader = RunReader(self.run)
+        reader = reader_for(self.run)
         try:
             while not self._closed:
                 self._poll(reader)

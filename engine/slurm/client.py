@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -235,9 +236,18 @@ def job_from_scontrol(record: dict[str, str]) -> Job:
         nodes="" if nodes == "(null)" else nodes,
         node_count=int(re.sub(r"\D.*", "", record.get("NumNodes", "0")) or 0),
         gpus=int(gpus.group(1)) if gpus else 0,
+        started=_time(record.get("StartTime", "")),
         exit_code=int(code[0]) if code[0] not in ("", "0") else -int(code[1] or 0) if len(code) > 1 else 0,
         restarts=int(record.get("Restarts", "0") or 0),
     )
+
+
+def _time(text: str) -> int:
+    """A local time as Slurm prints it, in UTC seconds; 0 for Unknown and N/A."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        return 0
 
 
 def job(job_id: str, timeout_s: float = TIMEOUT_S) -> Job | None:

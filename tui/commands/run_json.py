@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ftdash.monitor.reader import RunReader
+from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState, RunState
 
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 def read_once(run: RunDir) -> RunState:
     """The run as it is now, its whole history read. Raises RunError."""
     run.check_owner()
-    reader = RunReader(run)
+    reader = reader_for(run)
     try:
         state = reader.poll()
         while reader.behind:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, find_run
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 def follow(run: RunDir, interval_s: float = LINE_S, reader: RunReader | None = None) -> Iterator[RunState]:
     """The run's state at its start, at most once an interval while something moves, and at its end."""
-    reader = reader or RunReader(run)
+    reader = reader or reader_for(run)
     shown: tuple[object, ...] = ()
     shown_at = 0.0
     while True:
