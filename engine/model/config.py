@@ -40,10 +40,14 @@ def _table() -> dict[str, msgspec.Raw]:
     return msgspec.json.decode(raw, type=_DefaultsTable).types
 
 
+# Names that the hub gives to classes that transformers knows under another.
+SAME_CLASS = {"RefinedWeb": "falcon", "RefinedWebModel": "falcon", "kimi_k2": "deepseek_v3"}
+
+
 @cache
 def type_defaults(model_type: str) -> TypeDefaults:
     """The defaults of a model type; empty ones for a type that transformers does not have."""
-    raw = _table().get(model_type)
+    raw = _table().get(SAME_CLASS.get(model_type, model_type))
     return TypeDefaults() if raw is None else msgspec.json.decode(raw, type=TypeDefaults)
 
 

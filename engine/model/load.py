@@ -40,7 +40,7 @@ _TYPICAL = (
     (3.2e10, 64, 5120, 27648, 8, 128_256),
     (7.05e10, 80, 8192, 28672, 8, 128_256),
     (4.05e11, 126, 16384, 53248, 8, 128_256),
-    (3.0e12, 160, 36864, 147456, 16, 128_256),
+    (3.0e12, 160, 36864, 147456, 8, 128_256),
 )
 _LOWEST = 100_000
 
@@ -141,13 +141,21 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 def _build(config: Mapping[str, Any], name: str, where: str) -> ModelShape:
     from ftdash.engine.model.families import BUILDERS
+    from ftdash.engine.model.families.multimodal import is_multimodal, multimodal
 
     model_type = config.get("model_type")
-    if not isinstance(model_type, str):
+    if not isinstance(model_type, str) or not model_type:
         raise ModelError(f"{where}: key 'model_type' is missing: such as llama, qwen3, mixtral")
-    if model_type not in BUILDERS:
-        raise ModelError(f"{where}: model_type {model_type!r} cannot be read: {', '.join(sorted(BUILDERS))}")
-    return replace(BUILDERS[model_type](HubConfig(config, where)), name=name)
+    reader = HubConfig(config, where)
+    if model_type in BUILDERS:
+        shape = BUILDERS[model_type](reader)
+    elif is_multimodal(reader):
+        shape = multimodal(reader, BUILDERS)
+    else:
+        raise ModelError(
+            f"{where}: model_type {model_type!r} cannot be placed: one of {', '.join(sorted(BUILDERS))}"
+        )
+    return replace(shape, name=name)
 
 
 @lru_cache(maxsize=256)
@@ -204,7 +212,8 @@ def _proportions(total: int) -> tuple[int, int, int, int]:
         return float(low[index] * (high[index] / low[index]) ** part)
 
     scale = (total / bounded) ** 0.5
-    step = 1024 if between(2) >= 2048 else 128 if between(2) >= 256 else 32
+    # Whole groups of query heads for every KV head.
+    step = 1024 if between(2) >= 2048 else 256 if between(2) >= 256 else 32
     hidden = max(32, round(between(2) * scale / step) * step)
     nearest = low if part < 0.5 else high
     vocab = max(256, min(int(nearest[5]), total // (6 * hidden) // 8 * 8))

@@ -59,12 +59,15 @@ def lora_params(
     expert_lora: ExpertLora = ExpertLora.NONE,
     modules_to_save: tuple[str, ...] = (),
     dora: bool = False,
+    fused_experts: bool = False,
 ) -> LoraCount:
     """What LoRA of `rank` trains: A (rank × d_in) and B (d_out × rank) a matrix, with DoRA d_out more.
 
     `targets` are groups (all-linear, attention, attention+mlp) or module names; all-linear leaves the
     output head alone, as peft does, and routers too. Expert stacks are counted a projection at a time,
-    E·3·r·(h + f) a layer. Raises ModelError naming the target that no layer has.
+    E·3·r·(h + f) a layer, as published; with `fused_experts` gate and up share one adapter, as peft's
+    target_parameters has it on transformers' gate_up_proj: E·r·((h + 2f) + (f + h)).
+    Raises ModelError naming the target that no layer has.
     """
     if rank < 1:
         raise ModelError(f"--lora-rank {rank}: a whole number from 1")
@@ -73,7 +76,9 @@ def lora_params(
         if target not in _GROUPS and target not in names:
             valid = ", ".join([*_GROUPS, *sorted(names)])
             raise ModelError(f"--lora-targets {target}: not in {shape.name}; one of {valid}")
-    layers = tuple(_layer(group.layer, rank, targets, expert_lora, dora) for group in shape.groups)
+    layers = tuple(
+        _layer(group.layer, rank, targets, expert_lora, dora, fused_experts) for group in shape.groups
+    )
     counts = [group.count for group in shape.groups]
     return LoraCount(
         layers=layers,
@@ -90,7 +95,9 @@ def adapted_names(shape: ModelShape, targets: tuple[str, ...]) -> tuple[str, ...
     return tuple(sorted({linear.name for layer in count.layers for linear in layer.adapted}))
 
 
-def _layer(layer: LayerShape, rank: int, targets: tuple[str, ...], mode: ExpertLora, dora: bool) -> LayerLora:
+def _layer(
+    layer: LayerShape, rank: int, targets: tuple[str, ...], mode: ExpertLora, dora: bool, fused: bool
+) -> LayerLora:
     sums = {Role.ATTENTION: 0, Role.MLP: 0, Role.EXPERT: 0}
     adapted = []
     for linear in layer.linears:
@@ -103,7 +110,11 @@ def _layer(layer: LayerShape, rank: int, targets: tuple[str, ...], mode: ExpertL
             continue
         adapted.append(linear)
         role = Role.MLP if linear.role is Role.SHARED_EXPERT else linear.role
-        sums[role] += linear.count * (r * (linear.d_in + linear.d_out) + (linear.d_out if dora else 0))
+        # A fused gate_up_proj reads its input through one A; the second projection adds only its B.
+        inputs = (
+            0 if fused and role is Role.EXPERT and linear.name == "up_proj" and layer.gated else linear.d_in
+        )
+        sums[role] += linear.count * (r * (inputs + linear.d_out) + (linear.d_out if dora else 0))
     return LayerLora(sums[Role.ATTENTION], sums[Role.MLP], sums[Role.EXPERT], tuple(adapted))
 
 

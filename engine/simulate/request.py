@@ -27,7 +27,7 @@ class SimulationError(ValueError):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One training step of one rank. `layer_counts` are the depths to run; all of them when empty."""
+    """One training step of one rank. `layer_counts` are the depths to run."""
 
     config: dict[str, Any]
     layer_counts: tuple[int, ...]
@@ -49,6 +49,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     fused_loss: bool
     attention: str
     optimizer: str
+
+
+EXTRAPOLATED = (4, 6)  # two blocks at either end kept apart, and none or two between them
 
 
 class Peak(msgspec.Struct, frozen=True):
@@ -79,9 +82,7 @@ def request_of(plan: Plan) -> Request:
     """The simulation of a plan. Raises SimulationError for what fake tensors cannot show."""
     _refuse(plan)
     shape = load.resolve(plan)
-    counts: tuple[int, ...] = ()
-    if is_uniform(shape) and shape.layers > 8:
-        counts = (4, 6)
+    counts = EXTRAPOLATED if is_uniform(shape) and shape.layers > 8 else (shape.layers,)
     lora = plan.method is Method.LORA
     mixed = plan.precision is not Precision.BF16
     return Request(
@@ -97,7 +98,9 @@ def request_of(plan: Plan) -> Request:
         expert_rank=_expert_rank(plan, shape) if lora else 0,
         base_dtype="bfloat16" if lora or not mixed else "float32",
         compute_dtype="float32" if plan.precision is Precision.FP32 else "bfloat16",
-        reduce_dtype="float32" if plan.reduce_dtype == "fp32" or plan.precision is Precision.FP32 else "bfloat16",
+        reduce_dtype="float32"
+        if plan.reduce_dtype == "fp32" or plan.precision is Precision.FP32
+        else "bfloat16",
         micro_batch=plan.micro_batch,
         seq_len=plan.seq_len,
         grad_accum=min(plan.grad_accum, 2),
@@ -139,7 +142,9 @@ def _refuse(plan: Plan) -> None:
     if plan.strategy is Strategy.NONE and plan.gpus != 1:
         raise SimulationError(f"--strategy none runs on one GPU, not --gpus {plan.gpus}")
     if plan.strategy is Strategy.NONE and plan.method is not Method.FULL:
-        raise SimulationError("--strategy none with --method lora cannot be simulated: --strategy fsdp --gpus 1")
+        raise SimulationError(
+            "--strategy none with --method lora cannot be simulated: --strategy fsdp --gpus 1"
+        )
 
 
 def _replicas(plan: Plan) -> int:
@@ -152,10 +157,12 @@ def _replicas(plan: Plan) -> int:
 
 
 def _targets(plan: Plan, shape: ModelShape) -> tuple[str, ...]:
-    """Module names for peft: all-linear stays as it is, the other groups become names of this model."""
-    from ftdash.engine.model.lora import adapted_names
+    """Module names for peft, whose own all-linear would adapt the experts and routers of an MoE too."""
+    from ftdash.engine.model.lora import ALL_LINEAR, adapted_names
 
-    return ("all-linear",) if plan.lora_targets == ("all-linear",) else adapted_names(shape, plan.lora_targets)
+    if plan.lora_targets == (ALL_LINEAR,) and not shape.is_moe:
+        return plan.lora_targets
+    return adapted_names(shape, plan.lora_targets)
 
 
 def _expert_rank(plan: Plan, shape: ModelShape) -> int:

@@ -1,4 +1,4 @@
-"""Runs a plan's simulation in a subprocess and reads its peak, extrapolated over depth where that is exact."""
+"""Runs a plan's simulation in a subprocess; its peak is extrapolated over depth where that is exact."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 
 from ftdash.engine.model import load
 from ftdash.engine.plan import Plan
-from ftdash.engine.simulate.request import Answer, Peak, Request, Run, SimulationError, is_uniform, request_of
+from ftdash.engine.simulate.request import Answer, Peak, Request, Run, SimulationError, request_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,6 @@ def simulate(plan: Plan, on_progress: Callable[[str], None] | None = None) -> Si
     started = time.monotonic()
     request = request_of(plan)
     shape = load.resolve(plan)
-    if not request.layer_counts:
-        request = msgspec.structs.replace(request, layer_counts=(shape.layers,))
     runs = []
     for answer in _converse(request):
         if answer.error:
@@ -49,17 +47,21 @@ def simulate(plan: Plan, on_progress: Callable[[str], None] | None = None) -> Si
             on_progress(answer.progress)
     if len(runs) != len(request.layer_counts):
         raise SimulationError("simulation ended without a result: killed, perhaps for lack of memory")
-    peaks = runs[0].peaks if len(runs) == 1 else _extrapolate(runs[0], runs[1], shape.layers)
-    trainable = _linear(runs[0].trainable_params, runs[-1].trainable_params, runs, shape.layers)
+    return read_runs(runs, shape.layers, time.monotonic() - started)
+
+
+def read_runs(runs: list[Run], layers: int, seconds: float) -> Simulation:
+    """The peak at a depth of `layers` from one run of that depth or from two others."""
+    peaks = runs[0].peaks if len(runs) == 1 else _extrapolate(runs[0], runs[1], layers)
     part = max(peaks, key=lambda name: peaks[name].total)
     return Simulation(
         allocated=peaks[part].total,
         breakdown=peaks[part].breakdown,
         peak_part=part,
         parts={name: peak.total for name, peak in peaks.items()},
-        trainable_params=trainable,
-        simulated_layers=request.layer_counts,
-        seconds=time.monotonic() - started,
+        trainable_params=_linear(runs[0].trainable_params, runs[-1].trainable_params, runs, layers),
+        simulated_layers=tuple(run.layers for run in runs),
+        seconds=seconds,
     )
 
 
@@ -68,7 +70,8 @@ def _converse(request: Request) -> Iterator[Answer]:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        assert process.stdin is not None and process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(request))
             process.stdin.close()
@@ -96,6 +99,3 @@ def _extrapolate(low: Run, high: Run, layers: int) -> dict[str, Peak]:
         }
         peaks[part] = Peak(_linear(a.total, b.total, runs, layers), breakdown)
     return peaks
-
-
-__all__ = ["Simulation", "SimulationError", "is_uniform", "simulate"]

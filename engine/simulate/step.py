@@ -40,8 +40,12 @@ class _Parts:
             return
         seen = self.peaks.get(self.part)
         if seen is None or snapshot["Total"] > seen.total:
-            named = {getattr(key, "value", str(key)): size for key, size in snapshot.items() if key != "Total"}
-            self.peaks[self.part] = Peak(snapshot["Total"], {key: size for key, size in named.items() if size})
+            named = {
+                getattr(key, "value", str(key)): size for key, size in snapshot.items() if key != "Total"
+            }
+            self.peaks[self.part] = Peak(
+                snapshot["Total"], {key: size for key, size in named.items() if size}
+            )
 
 
 class _ShardedTracker(_Parts, FSDPMemTracker):
@@ -57,6 +61,8 @@ def prepare_processes(world: int) -> None:
     import torch.distributed.tensor._sharding_prop as sharding_prop
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group("fake", rank=0, world_size=world, store=FakeStore())
     # Otherwise foreach optimizer steps are traced at global size inside our fake mode.
     sharding_prop.detect_fake_mode = lambda *args, **kwargs: None
@@ -161,7 +167,9 @@ def _give_fake_tensors(model: nn.Module) -> None:
                 if id(old) not in made:
                     new = torch.empty(old.shape, dtype=old.dtype, device=DEVICE)
                     is_parameter = isinstance(old, nn.Parameter)
-                    made[id(old)] = nn.Parameter(new, requires_grad=old.requires_grad) if is_parameter else new
+                    made[id(old)] = (
+                        nn.Parameter(new, requires_grad=old.requires_grad) if is_parameter else new
+                    )
                 tensors[name] = made[id(old)]
 
 

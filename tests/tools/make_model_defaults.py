@@ -20,9 +20,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # Keys that never change a shape; leaving them out keeps the table small.
 _SHAPELESS = (
-    "_range", "_eps", "_epsilon", "_dropout", "_pdrop", "_token_id", "_token_index", "_act", "dropout", "_coef",
-    "use_cache", "activation", "_activation", "pretraining_tp", "init_device", "rope_parameters", "_std",
-    "_scaling", "_multiplier", "_loss", "_softcapping", "_scalar", "_jitter", "_jitter_noise", "_proba",
+    "_range", "_eps", "_epsilon", "_dropout", "_pdrop", "_token_id", "_token_index", "_act", "dropout",
+    "_coef", "use_cache", "activation", "_activation", "pretraining_tp", "init_device", "rope_parameters",
+    "_std", "_scaling", "_multiplier", "_loss", "_softcapping", "_scalar", "_jitter", "_jitter_noise", "_proba",
 )  # fmt: skip
 
 
@@ -51,6 +51,11 @@ def raw_defaults(config_class: type) -> dict[str, Any]:
     return found
 
 
+def _aliases(config_class: type) -> dict[str, Any]:
+    aliases = {key: value for key, value in config_class.attribute_map.items() if isinstance(value, str)}
+    return {"aliases": aliases} if aliases else {}
+
+
 def table() -> dict[str, Any]:
     """model_type → its causal class, the blocks FSDP wraps, key aliases, defaults and nested text type."""
     from transformers import AutoModelForCausalLM
@@ -69,12 +74,16 @@ def table() -> dict[str, Any]:
             model_class = AutoModelForCausalLM._model_mapping[config_class]
             row["class"] = model_class.__name__
             row["blocks"] = sorted(model_class._no_split_modules or ())
-        aliases = {key: value for key, value in config_class.attribute_map.items() if isinstance(value, str)}
-        if aliases:
-            row["aliases"] = aliases
+        row |= _aliases(config_class)
         text = config_class.sub_configs.get("text_config")
         if text is not None and getattr(text, "model_type", ""):
             row["text"] = text.model_type
+            if text.model_type not in names:
+                rows[text.model_type] = {
+                    "class": row["class"],
+                    "defaults": raw_defaults(text),
+                    **_aliases(text),
+                }
         row["defaults"] = raw_defaults(config_class)
         rows[model_type] = row
     return rows
@@ -87,7 +96,7 @@ def render() -> str:
     head = json.dumps({"source": f"huggingface/transformers {transformers.__version__}, config classes"})[
         1:-1
     ]
-    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in table().items()]
+    lines = [f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(table().items())]
     return "{" + head + ', "types": {\n' + ",\n".join(lines) + "\n}}\n"
 
 

@@ -85,7 +85,7 @@ def glm(c: HubConfig) -> ModelShape:
 
 
 def glm4(c: HubConfig) -> ModelShape:
-    attention = grouped_query(c, bias=c.flag("attention_bias"))
+    attention = grouped_query(c, bias=c.flag("attention_bias", default=True))
     return stack(c, attention, gated_mlp(c, fused=True), 4 * c.hidden, windows(c))
 
 
@@ -205,6 +205,9 @@ BUILDERS = {
     "ministral3": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen2_vl_text": qwen2,
+    "qwen2_5_vl_text": qwen2,
+    "qwen3_vl_text": qwen3,
     "hunyuan_v1_dense": hunyuan,
     "gemma": gemma,
     "gemma2": gemma2,
@@ -212,6 +215,7 @@ BUILDERS = {
     "phi3": phi3,
     "glm": glm,
     "glm4": glm4,
+    "glm4v_text": glm4,
     "olmo": olmo,
     "olmo2": olmo2,
     "olmo3": olmo2,

@@ -49,7 +49,7 @@ def indexer(c: HubConfig) -> Attention:
 
 def deepseek(c: HubConfig) -> ModelShape:
     """DeepSeek V2 and V3. The multi-token-prediction layers of a checkpoint are not part of the class."""
-    sparse = [chosen for chosen in first_dense(c)]
+    sparse = first_dense(c)
     if c.model_type == "glm4_moe_lite" and c.words("mlp_layer_types") is None:
         sparse = [i > 0 for i in range(c.layers)]
     width = c.size("moe_intermediate_size")

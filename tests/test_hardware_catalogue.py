@@ -1,0 +1,70 @@
+"""The GPU catalogue: fixed names, sane figures with sources, links, and NVML for `local`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftdash.engine import hardware
+from ftdash.engine.hardware import HardwareError, gpu, gpu_names
+
+NAMES = """
+a100-40g a100-80g h100-sxm-80g h100-pcie-80g h100-nvl-94g h100-hbm2e-96g h200-sxm-141g b200-180g gb200-184g
+l4-24g l40s-48g a10-24g a10g-24g rtx6000ada-48g rtx3090-24g rtx4090-24g rtx5090-32g t4-16g v100-16g v100-32g local
+""".split()  # noqa: SIM905
+
+
+def test_the_fixed_names_are_known() -> None:
+    assert set(NAMES) <= set(gpu_names())
+
+
+@pytest.mark.parametrize("name", [name for name in gpu_names() if name != "local"])
+def test_every_gpu_has_sourced_figures_in_a_sane_order(name: str) -> None:
+    found = gpu(name)
+    box_gib = int(name.rsplit("-", 1)[1].rstrip("g"))
+    assert found.source
+    assert 0.90 * box_gib <= found.memory_bytes / 2**30 <= 1.01 * box_gib
+    assert found.fp32_flops <= found.fp16_flops
+    assert found.fp8_flops is None or found.fp8_flops >= 1.9 * found.fp16_flops
+    assert found.pcie_bytes_per_s < found.memory_bytes_per_s
+    assert found.has_nvlink == (found.nvlink_peers > 1)
+
+
+def test_an_h100_computes_989_dense_bf16_and_talks_450_gb_each_way() -> None:
+    found = gpu("h100-sxm-80g")
+    assert round(found.bf16_flops / 1e12) == 989
+    assert found.intra_node_link(8).bytes_per_s == 450e9
+
+
+def test_a_bridge_joins_two_cards_and_no_more() -> None:
+    found = gpu("h100-pcie-80g")
+    assert found.intra_node_link(2).name == "nvlink"
+    assert found.intra_node_link(4).name == "pcie5"
+
+
+def test_one_ethernet_port_is_shared_by_the_node() -> None:
+    assert gpu("l4-24g").inter_node_link(8).bytes_per_s == 12.5e9 / 8
+    assert gpu("h100-sxm-80g").inter_node_link(8).bytes_per_s == 50e9
+
+
+def test_unknown_names_are_answered_with_the_valid_ones() -> None:
+    with pytest.raises(HardwareError, match=r"--gpu h101: one of a100-40g.*local"):
+        gpu("h101")
+    with pytest.raises(HardwareError, match="ethernet-100g"):
+        gpu("l4-24g").inter_node_link(8, "carrier-pigeon")
+
+
+def test_products_are_matched_by_name_and_memory() -> None:
+    assert hardware.by_product("NVIDIA A100-SXM4-80GB", 85 * 10**9).name == "a100-80g"
+    assert hardware.by_product("Tesla V100-SXM2-16GB", 16 * 10**9).name == "v100-16g"
+    assert hardware.by_product("NVIDIA GeForce GTX 1080", 8 * 10**9) is None
+
+
+def test_local_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def no_driver() -> None:
+        raise pynvml.NVMLError_LibraryNotFound
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    with pytest.raises(HardwareError, match="--gpu local: NVML finds no NVIDIA driver"):
+        gpu("local")
