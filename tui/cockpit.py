@@ -6,13 +6,14 @@ import contextlib
 import gc
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding
 from textual.containers import Horizontal
+from textual.filter import LineFilter
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -22,6 +23,7 @@ from ftdash.tui import theme
 from ftdash.tui.feed import RunFeed
 from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
 from ftdash.tui.panes.base import Pane
+from ftdash.tui.plain_terminal import AsciiFilter
 from ftdash.tui.widgets.bars import HintBar, TabBar
 
 ORDER = ("plan", "launch", "monitor", "diagnose")
@@ -80,10 +82,13 @@ class Cockpit(App[None]):
         self.panes: dict[str, Pane] = {}
         self._first_run = run
         self._ended = threading.Event()
+        self._ascii = AsciiFilter()
         self.register_theme(theme.textual_theme())
         self.theme = "ftdash"
-        if theme.GLYPHS.ascii:
-            self.add_class("-ascii")
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        filters = super().get_line_filters()
+        return [*filters, self._ascii] if theme.GLYPHS.ascii else filters
 
     def compose(self) -> ComposeResult:
         yield TabBar()

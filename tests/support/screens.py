@@ -206,7 +206,7 @@ async def cockpit(
 ) -> AsyncIterator[tuple[Cockpit, Pilot[None]]]:
     """The cockpit without a terminal, on an empty folder of runs, showing `state` where given."""
     app = Cockpit(run=run, pane=pane, runs_root=str(tmp_path / "runs"))
-    async with app.run_test(size=size) as pilot:
+    async with app.run_test(size=size, notifications=True) as pilot:
         await pilot.pause()
         if state is not None:
             app.feed = StillFeed(state, run or RunDir(tmp_path / "nowhere"))  # type: ignore[assignment]

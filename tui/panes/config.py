@@ -8,7 +8,6 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ftdash.engine.configs import ConfigError, TrainArgs, generate
@@ -16,6 +15,7 @@ from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import Plan, PlanError
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
+from ftdash.tui.panes.overlay import Overlay
 
 LONGEST_FILE = 20_000  # characters shown of one file
 
@@ -44,7 +44,7 @@ def config_text(plan: Plan, shape: ModelShape, train_args: TrainArgs) -> Text:
     return text
 
 
-class ConfigScreen(ModalScreen[None]):
+class ConfigScreen(Overlay[None]):
     """Read only; `ftdash configs` writes the same files."""
 
     HELP = "The files of this plan as `ftdash configs --out DIR` writes them. esc goes back."

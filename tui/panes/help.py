@@ -14,6 +14,7 @@ from textual.widgets import Static
 
 from ftdash.tui import theme
 from ftdash.tui.panes.base import Pane
+from ftdash.tui.panes.overlay import Overlay
 
 EVERYWHERE = (
     "1 2 3 4 (or F1 to F4 while typing) change the pane, tab moves to the next part,\n"
@@ -33,7 +34,7 @@ def widget_help(widget: Widget | None) -> str:
     return ""
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Overlay[None]):
     """Any key closes it."""
 
     BINDINGS: ClassVar = [Binding("escape,q,question_mark,enter,space", "dismiss", "Back", show=False)]

@@ -51,8 +51,8 @@ class NextAction(LineWidget, can_focus=True):
     HINTS = "enter do it"
     BINDINGS: ClassVar = [
         Binding("enter,space", "act", "Act", show=False),
-        Binding("up,k", "app.focus_previous", "Previous", show=False),
-        Binding("down,j", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self) -> None:

@@ -229,7 +229,8 @@ class PlanPane(Pane):
         self.evaluate()
 
     def fitted(self) -> None:
-        self._show_neighbours()
+        if self.size.width:
+            self._show_neighbours()
 
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.dumps import DumpWatch, StackAnswer
+from ftdash.tui.panes.overlay import Overlay
 from ftdash.tui.widgets.lines import Line, LineWidget
 from ftdash.tui.widgets.stack import StackView
 
@@ -70,7 +70,7 @@ class RankFigures(LineWidget):
         ]
 
 
-class RankScreen(ModalScreen[None]):
+class RankScreen(Overlay[None]):
     """Drill-down of one rank; `d` dumps its stacks again."""
 
     HELP = (

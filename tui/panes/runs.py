@@ -12,13 +12,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.message import Message
-from textual.screen import ModalScreen
 
 from ftdash.monitor.rundir import Manifest, RunDir, RunError, list_runs
 from ftdash.monitor.state import RunPhase
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import RunChosen
+from ftdash.tui.panes.overlay import Overlay
 from ftdash.tui.widgets.grid import Column, Grid
 from ftdash.tui.widgets.lines import Line
 from ftdash.tui.widgets.overview import PHASE_LOOK
@@ -75,7 +75,7 @@ class RunTable(Grid):
         return tuple(cells[column.key] for column in columns)
 
 
-class RunsScreen(ModalScreen[None]):
+class RunsScreen(Overlay[None]):
     """Choose a run; the folder is read in a thread."""
 
     HELP = "Enter watches the run under the cursor, esc goes back."

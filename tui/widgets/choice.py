@@ -22,12 +22,12 @@ class Choice(LineWidget, can_focus=True):
     HINTS = "←→ choose"
 
     BINDINGS: ClassVar = [
-        Binding("left,h", "step(-1)", "Previous", show=False),
-        Binding("right,l,space", "step(1)", "Next", show=False),
+        Binding("left", "step(-1)", "Previous", show=False),
+        Binding("right,space", "step(1)", "Next", show=False),
         Binding("home", "edge(0)", "First", show=False),
         Binding("end", "edge(1)", "Last", show=False),
-        Binding("up,k", "app.focus_previous", "Previous", show=False),
-        Binding("down,j", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, options: Sequence[tuple[str, str]], value: str) -> None:
@@ -103,11 +103,11 @@ class Picker(LineWidget, can_focus=True):
     HINTS = "←→ next  enter list"
 
     BINDINGS: ClassVar = [
-        Binding("left,h", "step(-1)", "Previous", show=False),
-        Binding("right,l", "step(1)", "Next", show=False),
+        Binding("left", "step(-1)", "Previous", show=False),
+        Binding("right", "step(1)", "Next", show=False),
         Binding("enter,space", "open", "List", show=False),
-        Binding("up,k", "app.focus_previous", "Previous", show=False),
-        Binding("down,j", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, options: Sequence[str], value: str) -> None:

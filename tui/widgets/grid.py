@@ -55,12 +55,12 @@ class Grid(ScrollView, can_focus=True):
     HEADER = True
 
     BINDINGS: ClassVar = [
-        Binding("up,k", "move(-1)", "Up", show=False),
-        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("home,g", "edge(0)", "First", show=False),
-        Binding("end,G", "edge(1)", "Last", show=False),
+        Binding("home", "edge(0)", "First", show=False),
+        Binding("end", "edge(1)", "Last", show=False),
         Binding("enter", "select", "Open", show=False),
     ]
 
@@ -94,7 +94,7 @@ class Grid(ScrollView, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.items: list[Any] = []
         self._shown: dict[int, Line] = {}  # what each visible row looked like when it was last drawn
-        self._fitted: tuple[int, list[Column]] = (0, [])
+        self._fitted: tuple[int, list[Column]] = (-1, [])
 
     def columns(self) -> Sequence[Column]:
         raise NotImplementedError
@@ -130,7 +130,7 @@ class Grid(ScrollView, can_focus=True):
         size = Size(self.size.width, len(self.items) + self.HEADER)
         if size != self.virtual_size:
             self.virtual_size = size
-        self._fitted = (0, [])
+        self._fitted = (-1, [])
         if self._columns() != columns_before:
             self._shown.clear()
             self.refresh()
@@ -143,7 +143,7 @@ class Grid(ScrollView, can_focus=True):
 
     def invalidate(self) -> None:
         """Draw everything again, as after a change of sorting or columns."""
-        self._fitted = (0, [])
+        self._fitted = (-1, [])
         self._shown.clear()
         self.refresh()
 

@@ -106,10 +106,10 @@ class ExpertHeatmap(LineWidget, can_focus=True):
     HINTS = "arrows move  z zoom  t top and bottom"
 
     BINDINGS: ClassVar = [
-        Binding("left,h", "move(0,-1)", "Left", show=False),
-        Binding("right,l", "move(0,1)", "Right", show=False),
-        Binding("up,k", "move(-1,0)", "Up", show=False),
-        Binding("down,j", "move(1,0)", "Down", show=False),
+        Binding("left", "move(0,-1)", "Left", show=False),
+        Binding("right", "move(0,1)", "Right", show=False),
+        Binding("up", "move(-1,0)", "Up", show=False),
+        Binding("down", "move(1,0)", "Down", show=False),
         Binding("home", "edge(0)", "First", show=False),
         Binding("end", "edge(1)", "Last", show=False),
         Binding("z,enter", "zoom", "Zoom", show=False),

@@ -58,7 +58,7 @@ class LineWidget(Widget):
 
     def _compute(self) -> None:
         width, height = self.size
-        self._lines = self.draw(width, height)[:height]
+        self._lines = self.draw(width, height)[:height] if width and height else []
         self._drawn_for = (width, height)
 
     def render_line(self, y: int) -> Strip:

@@ -38,12 +38,12 @@ class LogView(ScrollView, can_focus=True):
     HINTS = "/ search  r rank  F follow  [ ] file"
 
     BINDINGS: ClassVar = [
-        Binding("up,k", "by(-1)", "Up", show=False),
-        Binding("down,j", "by(1)", "Down", show=False),
+        Binding("up", "by(-1)", "Up", show=False),
+        Binding("down", "by(1)", "Down", show=False),
         Binding("pageup", "page(-1)", "Page up", show=False),
         Binding("pagedown,space", "page(1)", "Page down", show=False),
-        Binding("home,g", "edge(0)", "Begin", show=False),
-        Binding("end,G,F", "edge(1)", "Follow", show=False),
+        Binding("home", "edge(0)", "Begin", show=False),
+        Binding("end,F", "edge(1)", "Follow", show=False),
         Binding("left", "shift(-20)", "Left", show=False),
         Binding("right", "shift(20)", "Right", show=False),
         Binding("r", "rank", "Next rank", show=False),

@@ -49,10 +49,10 @@ class NodeGrid(LineWidget, can_focus=True):
     HINTS = "arrows choose a node  enter show its ranks"
 
     BINDINGS: ClassVar = [
-        Binding("left,h", "move(-1)", "Left", show=False),
-        Binding("right,l", "move(1)", "Right", show=False),
-        Binding("up,k", "row(-1)", "Up", show=False),
-        Binding("down,j", "row(1)", "Down", show=False),
+        Binding("left", "move(-1)", "Left", show=False),
+        Binding("right", "move(1)", "Right", show=False),
+        Binding("up", "row(-1)", "Up", show=False),
+        Binding("down", "row(1)", "Down", show=False),
         Binding("enter", "choose", "Choose", show=False),
     ]
 

@@ -50,16 +50,16 @@ class Slider(LineWidget, can_focus=True):
     HINTS = "←→ move  ⇧ faster  0-9 type"
 
     BINDINGS: ClassVar = [
-        Binding("left,h", "step(-1)", "Less", show=False),
-        Binding("right,l", "step(1)", "More", show=False),
-        Binding("shift+left,H", "step(-5)", "Much less", show=False),
-        Binding("shift+right,L", "step(5)", "Much more", show=False),
+        Binding("left", "step(-1)", "Less", show=False),
+        Binding("right", "step(1)", "More", show=False),
+        Binding("shift+left", "step(-5)", "Much less", show=False),
+        Binding("shift+right", "step(5)", "Much more", show=False),
         Binding("pagedown", "quarter(-1)", "A quarter less", show=False),
         Binding("pageup", "quarter(1)", "A quarter more", show=False),
         Binding("home", "end(0)", "Least", show=False),
         Binding("end", "end(1)", "Most", show=False),
-        Binding("up,k", "app.focus_previous", "Previous", show=False),
-        Binding("down,j", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(

@@ -24,8 +24,8 @@ class TextField(LineWidget, can_focus=True):
 
     BINDINGS: ClassVar = [
         Binding("enter,space", "edit", "Edit", show=False),
-        Binding("up,k", "app.focus_previous", "Previous", show=False),
-        Binding("down,j", "app.focus_next", "Next", show=False),
+        Binding("up", "app.focus_previous", "Previous", show=False),
+        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, value: str = "", *, empty: str = "") -> None:
