@@ -43,7 +43,8 @@ class Mesh:
 
     @property
     def param_shard(self) -> int:
-        """Ranks that divide a dense parameter: the context-parallel ranks shard as well (torchtitan, accelerate)."""
+        """Ranks that divide a dense parameter: the context-parallel ranks shard as well (torchtitan,
+        accelerate)."""
         return self.shard * self.cp
 
     @property
@@ -89,9 +90,8 @@ class Mesh:
         factors = f"replicate {replicate} x cp {cp} x tp {tp} x pp {pp}"
         if shard == -1:
             if world % fixed:
-                raise PlanError(
-                    f"--gpus {world} is not a multiple of {factors} = {fixed}: {_blame(world, replicate, cp, tp, pp)}"
-                )
+                blame = _blame(world, replicate, cp, tp, pp)
+                raise PlanError(f"--gpus {world} is not a multiple of {factors} = {fixed}: {blame}")
             shard = world // fixed
         elif fixed * shard != world:
             raise PlanError(
@@ -119,7 +119,8 @@ class Mesh:
         strategy = plan.strategy
         if strategy is Strategy.NONE and data_parallel > 1:
             raise PlanError(
-                f"--strategy none trains one replica, but --gpus {plan.gpus} leaves {data_parallel} data-parallel "
+                f"--strategy none trains one replica, but --gpus {plan.gpus} leaves {data_parallel} "
+                f"data-parallel "
                 f"ranks: use ddp, zero1, zero2, zero3, fsdp or hsdp"
             )
         replicate = plan.replicate
@@ -137,7 +138,8 @@ class Mesh:
             )
         elif strategy in UNSHARDED and replicate != data_parallel:
             raise PlanError(
-                f"--replicate {replicate} with --strategy {strategy} must be {data_parallel}: {strategy} does not shard"
+                f"--replicate {replicate} with --strategy {strategy} must be {data_parallel}: {strategy} "
+                f"does not shard"
             )
         return cls.solve(
             world=plan.gpus,
@@ -183,28 +185,19 @@ def warnings(mesh: Mesh, plan: Plan, nvlink: bool) -> tuple[tuple[str, str], ...
     """(code, text) of what is possible but known to hurt or not launchable from here."""
     found = []
     if mesh.tp_spans_nodes:
-        found.append(
-            (
-                "tp-across-nodes",
-                f"tp {mesh.tp} is wider than a node of {mesh.gpus_per_node} GPUs: every layer's all-reduces cross the network",
-            )
+        text = (
+            f"tp {mesh.tp} is wider than a node of {mesh.gpus_per_node} GPUs: every layer's all-reduces cross "
+            f"the network"
         )
+        found.append(("tp-across-nodes", text))
     elif mesh.tp > 1 and not nvlink:
-        found.append(
-            (
-                "tp-over-pcie",
-                f"tp {mesh.tp} over PCIe: four all-reduces a layer, not recommended without NVLink",
-            )
-        )
+        text = f"tp {mesh.tp} over PCIe: four all-reduces a layer, not recommended without NVLink"
+        found.append(("tp-over-pcie", text))
     if mesh.pp > 1 or plan.strategy is Strategy.MEGATRON:
         what = "pipeline parallelism" if mesh.pp > 1 else "Megatron's optimizer"
         both = " with expert parallelism" if mesh.pp > 1 and mesh.ep > 1 else ""
-        found.append(
-            (
-                "planned-only",
-                f"{what}{both} is planned here, not launched: it needs a Megatron-style framework",
-            )
-        )
+        text = f"{what}{both} is planned here, not launched: it needs a Megatron-style framework"
+        found.append(("planned-only", text))
     return tuple(found)
 
 
@@ -230,7 +223,8 @@ def _check_tensor_parallel(tp: int, ep: int, strategy: Strategy, shape: ModelSha
 
 
 def _check_pipeline(plan: Plan, shape: ModelShape) -> None:
-    """Stages of equal depth, counting embedding and head as layers of their own where that fits (Llama 405B: 126 + 2).
+    """Stages of equal depth, counting embedding and head as layers of their own where that fits (Llama
+    405B: 126 + 2).
 
     Interleaved schedules cut at any layer (torchtitan gives the first chunks one layer more), so only
     the number of stages is bounded.

@@ -75,7 +75,8 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
 
 
 def lean(s: Setting) -> bool:
-    """Whether norms and gated activations run in kernels that keep one 16-bit input: compiled, or Megatron's own."""
+    """Whether norms and gated activations run in kernels that keep one 16-bit input: compiled, or
+    Megatron's own."""
     return s.plan.compile or s.plan.strategy is Strategy.MEGATRON
 
 
@@ -97,7 +98,9 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     """RMSNorm keeps its input in fp32 and, when its weight trains, the normalised activations; the linears
     after it keep its output. Compiled, the norm is recomputed from one copy of its input."""
     h, c, stream = s.shape.hidden, s.dtypes.compute, s.dtypes.stream
-    first = tuple(x for x in layer.linears if x.role is Role.ATTENTION and x.d_in == h)
+    # The output projection stands last and reads the kernel's output, however wide that is.
+    attention = [x for x in layer.linears if x.role is Role.ATTENTION]
+    first = tuple(x for x in attention[:-1] if x.d_in == h)
     second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
     outputs = c * h * (_inputs_kept(adapted, first) + _inputs_kept(adapted, second))
     if s.dtypes.autocast and stream == 4 and adapted is None:
@@ -172,7 +175,8 @@ def _widths(layer: LayerShape) -> tuple[tuple[int, Role, int], ...]:
 def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
     """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well.
 
-    fp32 adapters under autocast each cast their input for themselves, so nothing is shared between q, k and v.
+    fp32 adapters under autocast each cast their input for themselves, so nothing is shared between q, k and
+    v.
     """
     if not adapted:
         return 0.0
@@ -186,7 +190,8 @@ def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | 
         if own_casts:
             kept += times * c * linear.d_in
     if own_casts:
-        # Counted already: one input for the projections that read the residual stream, one for the down projection.
+        # Counted already: one input for the projections that read the residual stream, one for the down
+        # projection.
         h = s.shape.hidden
         for role in {linear.role for linear in adapted}:
             times = copies if role is Role.EXPERT else 1

@@ -56,65 +56,72 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A remedy as it was planned."""
+
+    code: str
+    text: str
+    setting: Setting
+    memory: Memory
+
+
 def _for_memory(s: Setting, found: Prediction) -> list[Advice]:
-    """Single remedies that fit or save most, and the shortest combination in order where no single one fits."""
+    """Single remedies that fit, or the shortest combination in order and what saves most where none does."""
     need, capacity = found.memory.device, found.memory.capacity
-    helpful: list[tuple[Remedy, Plan, Memory]] = []
+    helpful: list[_Tried] = []
+    remedies: list[Remedy] = []
     enough = 0
     for remedy in REMEDIES:
-        plan = remedy.change(s)
-        memory = _memory(plan)
-        if plan is None or memory is None or memory.device >= need:
+        tried = _try(remedy.code, remedy.text, remedy.change(s))
+        if tried is None or tried.memory.device >= need:
             continue
-        helpful.append((remedy, plan, memory))
-        enough += memory.device <= capacity
+        helpful.append(tried)
+        remedies.append(remedy)
+        enough += tried.memory.device <= capacity
         if enough == MOST_REMEDIES:
             break
     if enough:
-        helpful = [one for one in helpful if one[2].device <= capacity]
-        combined = None
+        chosen = [tried for tried in helpful if tried.memory.device <= capacity]
     else:
-        combined = _combine(s, found, [remedy for remedy, _, _ in helpful])
-        helpful.sort(key=lambda one: one[2].device)
-    singles = [_remedy(s, found, r.code, r.text, plan, memory) for r, plan, memory in helpful[:MOST_REMEDIES]]
-    return [*([combined] if combined else []), *singles]
+        helpful.sort(key=lambda tried: tried.memory.device)
+        combined = _combine(s, capacity, remedies)
+        chosen = [*([combined] if combined else []), *helpful[:MOST_REMEDIES]]
+    return [_remedy(found, tried) for tried in chosen]
 
 
-def _combine(s: Setting, found: Prediction, remedies: list[Remedy]) -> Advice | None:
-    current, used, texts = s, [], []
+def _combine(s: Setting, capacity: int, remedies: list[Remedy]) -> _Tried | None:
+    current, used = s, []
     for remedy in remedies:
-        plan = remedy.change(current)
-        if plan is None:
+        tried = _try(remedy.code, remedy.text, remedy.change(current))
+        if tried is None:
             continue
-        try:
-            changed = setting_of(plan)
-        except PlanError:
-            continue
-        current = changed
-        used.append(remedy.code)
-        texts.append(remedy.text)
-        memory = memory_of(current)
-        if memory.device <= memory.capacity:
-            return _remedy(s, found, "+".join(used), ", then ".join(texts), plan, memory)
+        current = tried.setting
+        used.append(remedy)
+        if tried.memory.device <= capacity:
+            text = ", then ".join(one.text for one in used)
+            return _Tried("+".join(one.code for one in used), text, current, tried.memory)
     return None
 
 
-def _memory(plan: Plan | None) -> Memory | None:
+def _try(code: str, text: str, plan: Plan | None) -> _Tried | None:
+    """The remedy planned, or None where it does not apply or cannot be."""
     if plan is None:
         return None
     try:
-        return memory_of(setting_of(plan))
+        changed = setting_of(plan)
     except PlanError:
         return None
+    return _Tried(code, text, changed, memory_of(changed))
 
 
-def _remedy(s: Setting, found: Prediction, code: str, text: str, plan: Plan, memory: Memory) -> Advice:
+def _remedy(found: Prediction, tried: _Tried) -> Advice:
+    memory = tried.memory
     saved = found.memory.device - memory.device
-    speed = traffic_and_time(setting_of(plan))[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
+    speed = traffic_and_time(tried.setting)[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
     fits = "fits then" if memory.device <= memory.capacity else f"still {gigabytes(memory.device)} a GPU"
-    return Advice(
-        code, f"{text}: saves {gigabytes(saved)} a GPU, {fits}, {speed:.2f}x the speed", saved, speed, plan
-    )
+    text = f"{tried.text}: saves {gigabytes(saved)} a GPU, {fits}, {speed:.2f}x the speed"
+    return Advice(tried.code, text, saved, speed, tried.setting.plan)
 
 
 def _checkpointing(s: Setting) -> Plan | None:
@@ -303,7 +310,8 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
     ):
         yield Advice(
             "megatron-style",
-            "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual answer",
+            "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual "
+            "answer",
         )
     full = s.lora is None
     if plan.strategy in FSDP_FAMILY and plan.grad_accum > 1 and full:
@@ -316,7 +324,8 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
     if plan.quant_storage == "uint8" and s.dtypes.quant is not None and plan.strategy in FSDP_FAMILY:
         yield Advice(
             "uint8-not-sharded",
-            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on every "
+            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
+            "every "
             "rank; bf16 storage shards them",
         )
     if s.dtypes.pointwise > s.dtypes.compute:
@@ -328,26 +337,30 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
     if any(name in ("embed_tokens", "lm_head") for name in plan.modules_to_save):
         yield Advice(
             "token-indices",
-            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the new "
+            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the "
+            "new "
             "rows (not under ZeRO-3)",
         )
     if plan.strategy is Strategy.ZERO3 and not full:
         whole = 2 * s.sums.total
         yield Advice(
             "save-gathers-base",
-            f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are wanted: "
+            f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are "
+            f"wanted: "
             f"exclude frozen parameters",
         )
     if plan.unsharded_init and plan.strategy in SHARDS_WEIGHTS:
         yield Advice(
             "sharded-init",
-            f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a node; "
+            f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a "
+            f"node; "
             f"zero.Init or cpu_ram_efficient_loading loads it once",
         )
     if plan.strategy in ZERO_FAMILY and memory.device > 4 * max(1, memory.model_states.total):
         yield Advice(
             "states-are-not-all",
-            f"model states are {gigabytes(memory.model_states.total)} of {gigabytes(memory.device)}: buckets, gathered "
+            f"model states are {gigabytes(memory.model_states.total)} of {gigabytes(memory.device)}: "
+            f"buckets, gathered "
             f"parameters, activations and context do not shrink with more GPUs",
         )
     if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
@@ -364,7 +377,8 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
     if plan.strategy is not Strategy.MEGATRON:
         yield Advice(
             "grouped-gemm",
-            "use a grouped-GEMM expert kernel (transformers' grouped_mm, ScatterMoE, SonicMoE): Unsloth reports "
+            "use a grouped-GEMM expert kernel (transformers' grouped_mm, ScatterMoE, SonicMoE): Unsloth "
+            "reports "
             "about 12x over a loop over experts (vendor's figure)",
         )
     frozen_gathers = s.lora is not None and plan.strategy in SHARDS_WEIGHTS and s.mesh.ep == 1
@@ -379,11 +393,13 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             offload=Offload.NONE,
             quant_storage="bf16",
         )
-        other = _memory(quantised)
-        if other is not None and other.device <= other.capacity:
+        tried = _try("replicate-quantised", "", quantised)
+        if tried is not None and tried.memory.device <= tried.memory.capacity:
+            other = tried.memory
             yield Advice(
                 "replicate-quantised",
-                f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated under DDP "
+                f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated "
+                f"under DDP "
                 f"needs {gigabytes(other.device)} a GPU and gathers nothing",
                 max(0, memory.device - other.device),
                 plan=quantised,

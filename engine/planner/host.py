@@ -98,7 +98,8 @@ def _pinned_shards(s: Setting, stage: Stage, per_trainable: float) -> float:
 
 
 def host_ram(s: Setting) -> int:
-    """Peak bytes of host memory on one node. Loading copies and offloaded shards are there together: the copies
+    """Peak bytes of host memory on one node. Loading copies and offloaded shards are there together: the
+    copies
     are dropped only when training starts."""
     ranks = s.mesh.ranks_per_node
     offloaded = ranks * offloaded_bytes_per_rank(s, stages(s)[0])
@@ -108,7 +109,8 @@ def host_ram(s: Setting) -> int:
 
 
 def activation_offload_bytes(s: Setting) -> float:
-    """Saved block inputs that wait in one rank's host memory; without checkpointing about eight times as much."""
+    """Saved block inputs that wait in one rank's host memory; without checkpointing about eight times as
+    much."""
     width = s.shape.hidden * s.dtypes.stream
     if s.plan.checkpointing is not Checkpointing.FULL:
         width *= 8

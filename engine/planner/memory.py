@@ -43,7 +43,8 @@ def _spread(whole: Unit, per_param: float, over: tuple[int, int]) -> float:
 
 
 def frozen_bytes(s: Setting, stage: Stage) -> float:
-    """The frozen base at rest. Packed uint8 weights are no float tensors: FSDP2 leaves them whole on each rank."""
+    """The frozen base at rest. Packed uint8 weights are no float tensors: FSDP2 leaves them whole on each
+    rank."""
     dense, experts = _over(s, SHARDS_WEIGHTS)
     whole = stage.whole
     total = whole.frozen_dense / dense + whole.frozen_experts / experts
@@ -164,7 +165,8 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     persistent = s.micro_steps > 1 or s.plan.strategy is Strategy.MEGATRON
     early = grads if persistent else 0.0
     # FSDP reduces on a stream of its own: its gradients' blocks stay with that stream after they are freed,
-    # as the all-gather's stay with the copy-in stream (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
+    # as the all-gather's stay with the copy-in stream
+    # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     pools = g.pool + (grads - early if s.plan.strategy in FSDP_FAMILY else 0.0)
 
     temporaries = acts.live if s.plan.strategy in FIXED_SEGMENTS else 0.0

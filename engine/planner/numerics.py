@@ -113,7 +113,8 @@ def _numerics(
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
     return Numerics(
         compute=compute,
-        # A k-bit linear answers in the dtype it was asked in, and fp32 norms ask in fp32 (bitsandbytes Linear4bit).
+        # A k-bit linear answers in the dtype it was asked in, and fp32 norms ask in fp32 (bitsandbytes
+        # Linear4bit).
         pointwise=4 if kbit else compute,
         stream=stream,
         param=param,

@@ -49,7 +49,8 @@ class ModelCounts:
 
 @dataclass(frozen=True, slots=True)
 class ModelStates:
-    """ZeRO's accounting: 2 + 2 + 12 bytes a trainable parameter, sharded by stage (Rajbhandari et al. 2020)."""
+    """ZeRO's accounting: 2 + 2 + 12 bytes a trainable parameter, sharded by stage (Rajbhandari et al.
+    2020)."""
 
     weights: int
     gradients: int
@@ -92,7 +93,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """`allocated` and `reserved` are torch's two peaks, without the context; `device` is what NVML would say."""
+    """`allocated` and `reserved` are torch's two peaks, without the context; `device` is what NVML would
+    say."""
 
     model_states: ModelStates
     phases: tuple[Phase, ...]

@@ -11,7 +11,8 @@ from ftdash.engine.planner.result import Collective, StepTime, Traffic
 from ftdash.engine.planner.setting import Setting
 from ftdash.engine.planner.traffic import Flow, flows
 
-# Share of a link's bandwidth that large NCCL collectives reach (nccl-tests bus bandwidth over the vendor's rate).
+# Share of a link's bandwidth that large NCCL collectives reach (nccl-tests bus bandwidth over the vendor's
+# rate).
 LINK_EFFICIENCY = {"nvlink": 1.0, "pcie": 0.8, "network": 0.8}
 # GeForce and workstation cards have no peer-to-peer over PCIe: every byte goes through host memory and back.
 NO_PEER_FACTOR = 0.4
@@ -49,12 +50,14 @@ def peak_flops(s: Setting) -> float:
     return gpu.bf16_flops
 
 
-# Share of the vendor's dense rate that large matrix products sustain under training's power draw, by architecture:
+# Share of the vendor's dense rate that large matrix products sustain under training's power draw, by
+# architecture:
 # fitted to published runs (MosaicML llm-foundry, torchtune, torchtitan), whose whole-step figures are lower.
 MATMUL_EFFICIENCY = {"a": 0.76, "h": 0.60, "b": 0.56, "g": 0.56}
 MATMUL_EFFICIENCY_OTHER = 0.95  # workstation and older cards reach their lower rates more easily
 LOW_PRECISION_FACTOR = {Precision.FP8: 0.68, Precision.MXFP8: 0.72, Precision.NVFP4: 0.45}
-# FlashAttention-2, causal, forward and backward together (arXiv 2307.08691, figures 4 to 6; Hopper without FA3).
+# FlashAttention-2, causal, forward and backward together (arXiv 2307.08691, figures 4 to 6; Hopper without
+# FA3).
 ATTENTION_EFFICIENCY = {"a": 0.50, "h": 0.28, "b": 0.28, "g": 0.28}
 ATTENTION_EFFICIENCY_OTHER = 0.5
 # How often pointwise kernels read or write what autograd saves, forward and backward.
@@ -102,7 +105,8 @@ def _dequantise_seconds(s: Setting) -> float:
 
 
 def _passes(s: Setting) -> float:
-    """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it trains,
+    """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it
+    trains,
     2 more where a block is recomputed and half of that where every second product is kept."""
     base = 6.0 if s.plan.method is Method.FULL else 4.0
     return (
@@ -126,7 +130,8 @@ def _pointwise_bytes(s: Setting) -> float:
 
 
 def bubble(s: Setting) -> float:
-    """(p-1)/(m+p-1); interleaving v stages a rank divides the idle part by v (arXiv 2104.04473, section 2.2)."""
+    """(p-1)/(m+p-1); interleaving v stages a rank divides the idle part by v (arXiv 2104.04473, section
+    2.2)."""
     p, m = s.mesh.pp, s.micro_steps
     if p == 1:
         return 0.0
@@ -202,13 +207,15 @@ def _bound_by(compute: float, optimizer: float, by_kind: dict[str, float]) -> st
     return slowest if by_kind.get(slowest, 0.0) > compute else "compute"
 
 
-# DeepSpeed's CPU Adam and PyTorch's on a dual-socket host: parameters a second and node (torchtune's 70B run with
+# DeepSpeed's CPU Adam and PyTorch's on a dual-socket host: parameters a second and node (torchtune's 70B
+# run with
 # offloaded optimizer steps 3.4e9 a second).
 CPU_ADAM_PARAMS_PER_S = 3e9
 
 
 def optimizer_seconds(s: Setting) -> float:
-    """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload, and by PCIe for paged
+    """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload, and by PCIe for
+    paged
     state that does not fit beside the weights."""
     share = s.trainable_params / s.mesh.tp / s.mesh.pp
     if s.plan.strategy in SHARDS_OPTIMIZER:

@@ -33,7 +33,8 @@ class Flow:
 
 def link_between(s: Setting, ranks: int, stride: int) -> Link:
     """The slowest link in a group of `ranks` ranks that stand `stride` apart (tp innermost, then cp, shard,
-    replicate, pp). A ring over whole nodes leaves each node through the adapters of all its members at once."""
+    replicate, pp). A ring over whole nodes leaves each node through the adapters of all its members at
+    once."""
     per_node = s.mesh.gpus_per_node
     if ranks * stride <= per_node:
         return s.gpu.intra_node_link(s.mesh.ranks_per_node)

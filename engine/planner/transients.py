@@ -12,7 +12,8 @@ from ftdash.engine.planner.inventory import Stage
 from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.setting import Setting
 
-# cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas workspaces).
+# cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas
+# workspaces).
 WORKSPACE_BYTES = 32 * 2**20
 
 # DeepSpeed's defaults, in elements (deepspeed/runtime/zero/config.py).
@@ -36,7 +37,8 @@ class Gathered:
 
 
 def gathered(s: Setting, stage: Stage) -> Gathered:
-    """FSDP: the root unit, the block that runs and the one prefetched (torch FSDP2 prefetches one all-gather);
+    """FSDP: the root unit, the block that runs and the one prefetched (torch FSDP2 prefetches one
+    all-gather);
     without re-sharding every block stays until its backward. A pipeline stage is not re-sharded between
     micro-batches (torchtitan, `reshard_after_forward: default`). ZeRO-3: up to `max_live_parameters` and the
     prefetch bucket stay, and a block with all its experts is gathered whole."""
@@ -105,7 +107,8 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
-    # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype (torchtitan, PyTorch's
+    # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype (torchtitan,
+    # PyTorch's
     # pipelining stage: set_requires_gradient_sync(False) until the last).
     waiting = d.reduce * stage.whole.trainable if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
@@ -161,8 +164,10 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
 
 
 def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
-    """Weights on the GPU while loading. Replicated strategies and DeepSpeed without zero.Init hold the whole model
-    there before anything is sharded; FSDP loads on the host; quantising holds one matrix in 16 bits beside it."""
+    """Weights on the GPU while loading. Replicated strategies and DeepSpeed without zero.Init hold the
+    whole model
+    there before anything is sharded; FSDP loads on the host; quantising holds one matrix in 16 bits beside
+    it."""
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
         whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)

@@ -1,4 +1,5 @@
-"""Errors of the planner against published runs: median, 90th percentile, shares, misses, by source and by half."""
+"""Errors of the planner against published runs: median, 90th percentile, shares, misses, by source and by
+half."""
 
 from __future__ import annotations
 
@@ -152,16 +153,21 @@ def _row_line(c: Comparison, fitted: bool) -> str:
         ""
         if c.memory_error is None
         else (
-            f"{c.row.mem_kind[:5]} {c.row.peak_gib:6.1f} planned {c.planned_gib:6.1f} {c.memory_error:+6.1%} {p.memory.peak_phase}"
+            f"{c.row.mem_kind[:5]} {c.row.peak_gib:6.1f} planned {c.planned_gib:6.1f} {c.memory_error:+6.1%} "
+            f"{p.memory.peak_phase}"
         )
     )
     speed = (
         ""
         if c.speed_error is None
         else (
-            f"tok/s {c.row.tokens_per_s:7.0f} planned {p.time.tokens_per_s_per_gpu:7.0f} {c.speed_error:+6.1%} {p.time.bound_by}"
+            f"tok/s {c.row.tokens_per_s:7.0f} planned {p.time.tokens_per_s_per_gpu:7.0f} "
+            f"{c.speed_error:+6.1%} {p.time.bound_by}"
         )
     )
-    settings = f"{f['model'][:18]} {f['parallelism'][:22]} b{f['micro_batch'][:3]} s{f['seq_len'][:6]} {f['act_ckpt'][:9]} {f['compile'][:6]}"
+    settings = (
+        f"{f['model'][:18]} {f['parallelism'][:22]} b{f['micro_batch'][:3]} s{f['seq_len'][:6]} "
+        f"{f['act_ckpt'][:9]} {f['compile'][:6]}"
+    )
     mark = "*" if fitted else " "
     return f" {mark}{c.row.id} {c.row.confidence[:3]} {settings:<72} {memory:<58} {speed}\n"

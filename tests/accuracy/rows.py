@@ -1,4 +1,5 @@
-"""Reads published measurements and turns each one's settings, written as prose, into a plan by general rules."""
+"""Reads published measurements and turns each one's settings, written as prose, into a plan by general
+rules."""
 
 from __future__ import annotations
 
@@ -220,9 +221,9 @@ def _precision(f: dict[str, str]) -> dict[str, object]:
         fields["precision"] = "mxfp8"
     elif "fp8" in text or "float8" in text:
         fields["precision"] = "fp8"
-    elif re.search(r"pure|no fp32 master|bf16-true|full bf16", text):
-        fields["precision"] = "bf16"
-    elif f["method"].startswith("QLoRA") and text == "bf16":
+    elif re.search(r"pure|no fp32 master|bf16-true|full bf16", text) or (
+        f["method"].startswith("QLoRA") and text == "bf16"
+    ):
         fields["precision"] = "bf16"
     else:
         fields["precision"] = "bf16-mixed"
@@ -274,7 +275,7 @@ def _batch(f: dict[str, str], fields: dict[str, object]) -> dict[str, object]:
 
 def _checkpointing(text: str) -> str:
     lowered = text.lower()
-    if lowered.startswith("none") or lowered.startswith("selective: none"):
+    if lowered.startswith(("none", "selective: none")):
         return "none"
     if "selective" in lowered or "sac" in lowered:
         # Recomputing the attention core alone keeps everything else: flash attention does that anyway.

@@ -1,0 +1,242 @@
+"""The plan's flags: every value reaches the plan, and bad input is one line that names the flag."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from ftdash.engine.plan import Plan, Strategy
+from ftdash.tui.cli import UserError, run
+from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
+
+SHAPE = {
+    "model": {"name", "total_params", "active_params", "trainable_params"},
+    "memory": {
+        "model_states",
+        "activations",
+        "logits",
+        "gathered",
+        "buffers",
+        "allocated",
+        "reserved",
+        "context",
+        "device",
+        "capacity",
+        "peak_phase",
+        "phases",
+        "host_ram_per_node",
+    },
+    "traffic": {"per_step_bytes_per_rank", "per_micro_step_bytes_per_rank", "by_collective"},
+    "time": {
+        "compute_s",
+        "communication_s",
+        "exposed_s",
+        "step_s",
+        "tokens_per_s_per_gpu",
+        "mfu",
+        "bubble",
+        "bound_by",
+    },
+}
+
+
+def parsed(*flags: str) -> Plan:
+    parser = ArgumentParser()
+    add_plan_flags(parser)
+    return plan_from(parser.parse_args(list(flags)))
+
+
+def refused(*flags: str) -> str:
+    with pytest.raises(UserError) as caught:
+        parsed(*flags)
+    return str(caught.value)
+
+
+def test_every_flag_reaches_its_field() -> None:
+    found = parsed(
+        *shlex.split(
+            "--model qwen3-30b-a3b --gpu a100-80g --gpus 16 --gpus-per-node 4 --strategy hsdp "
+            "--replicate 4 --ep 2 "
+            "--method qlora --lora-rank 8 --lora-targets q_proj,v_proj --dora --modules-to-save lm_head "
+            "--quant nf4 --quantize-experts --quant-storage uint8 --adapter-dtype bf16 --expert-lora scaled "
+            "--micro-batch 2 --grad-accum 3 --seq-len 4096 --checkpointing selective --loss chunked "
+            "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
+            "--activation-offload --unsharded-init"
+        )
+    )
+    assert found == Plan.from_dict(
+        {
+            "model": "qwen3-30b-a3b",
+            "gpu": "a100-80g",
+            "gpus": 16,
+            "gpus_per_node": 4,
+            "strategy": "hsdp",
+            "replicate": 4,
+            "ep": 2,
+            "method": "qlora",
+            "lora_rank": 8,
+            "lora_targets": ["q_proj", "v_proj"],
+            "dora": True,
+            "modules_to_save": ["lm_head"],
+            "quant": "nf4",
+            "quantize_experts": True,
+            "quant_storage": "uint8",
+            "adapter_dtype": "bf16",
+            "expert_lora": "scaled",
+            "micro_batch": 2,
+            "grad_accum": 3,
+            "seq_len": 4096,
+            "checkpointing": "selective",
+            "loss": "chunked",
+            "attention": "flash",
+            "compile": True,
+            "optimizer": "lion",
+            "precision": "bf16",
+            "reduce_dtype": "fp32",
+            "activation_offload": True,
+            "unsharded_init": True,
+        }
+    )
+
+
+def test_nodes_spread_the_gpus() -> None:
+    assert parsed("--model", "qwen3-8b", "--gpus", "16", "--nodes", "4").gpus_per_node == 4
+    alone = parsed("--model", "qwen3-8b", "--nodes", "2")
+    assert (alone.gpus, alone.gpus_per_node) == (16, 8)
+    assert "must be a multiple of 3" in refused("--model", "qwen3-8b", "--gpus", "16", "--nodes", "3")
+
+
+def test_one_gpu_without_a_strategy_does_not_shard() -> None:
+    assert parsed("--model", "qwen3-8b").strategy is Strategy.NONE
+    assert parsed("--model", "qwen3-8b", "--gpus", "2").strategy is Strategy.FSDP
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_saved_plan_or_run_is_a_base_that_flags_override(tmp_path: Path, wrapped: bool) -> None:
+    saved = Plan.from_dict({"model": "qwen3-8b", "gpus": 4, "strategy": "zero3", "seq_len": 4096}).to_dict()
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({"plan": saved, "command": ["x"]} if wrapped else saved))
+    found = parsed("--from", str(file), "--seq-len", "8192")
+    assert (found.gpus, found.strategy, found.seq_len) == (4, Strategy.ZERO3, 8192)
+    assert parsed("--from", str(file), "--params", "7e9").model is None
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1", '{"a": 1}', "[]", '{"plan": {"gpus": "many", "model": "qwen3-8b"}}']
+)
+def test_a_file_without_a_plan_is_named(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "x.json"
+    file.write_text(content)
+    message = refused("--from", str(file))
+    assert str(file) in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("", "name the model"),
+        ("--model qwen3-8b --params 7e9", "--model and --params"),
+        ("--params nan", "--params nan"),
+        ("--params -1", "--params -1"),
+        ("--params inf", "--params inf"),
+        ("--params 1e30", "--params 1e30"),
+        ("--params many", "--params many"),
+        ("--model no-such-model", "--model no-such-model"),
+        ("--config /no/such/file", "--config /no/such/file"),
+        ("--model qwen3-8b --gpu h1000", "--gpu h1000"),
+        ("--model qwen3-8b --gpus 0", "--gpus 0"),
+        ("--model qwen3-8b --gpus -4", "--gpus -4"),
+        ("--model qwen3-8b --gpus 1e99", "--gpus 1e99"),
+        ("--model qwen3-8b --gpus nan", "--gpus nan"),
+        ("--model qwen3-8b --gpus 99999999999", "--gpus 99999999999"),
+        ("--model qwen3-8b --seq-len 0", "--seq-len 0"),
+        ("--model qwen3-8b --micro-batch 0", "--micro-batch 0"),
+        ("--model qwen3-8b --grad-accum 1.5", "--grad-accum 1.5"),
+        ("--model qwen3-8b --gpus 8 --replicate -1", "--replicate -1"),
+        ("--model qwen3-8b --method lora --lora-rank 0", "--lora-rank 0"),
+        ("--model qwen3-8b --method lora --lora-rank 99999", "--lora-rank 99999"),
+        ("--model qwen3-8b --method lora --lora-targets nothing", "--lora-targets nothing"),
+        ("--model qwen3-8b --method lora --modules-to-save nothing", "--modules-to-save nothing"),
+        ("--model qwen3-8b --strategy zero4", "--strategy zero4"),
+        ("--model qwen3-8b --precision int1", "--precision int1"),
+        ("--model qwen3-8b --reduce-dtype fp8", "--reduce-dtype fp8"),
+        ("--model qwen3-8b --gpus 8 --tp 3", "--tp"),
+        ("--model qwen3-8b --gpus 16 --tp 16", "--tp 16"),
+    ],
+)
+def test_impossible_input_is_one_line_that_names_the_flag(flags: str, words: str) -> None:
+    message = refused(*flags.split())
+    assert words in message
+    assert "\n" not in message
+
+
+def test_json_has_the_fixed_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(shlex.split("plan --model qwen3-30b-a3b --gpus 8 --tp 2 --ep 4 --method lora --json")) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found) == {"model", "memory", "traffic", "time", "verdict", "advice"}
+    for part, keys in SHAPE.items():
+        assert set(found[part]) == keys
+    assert set(found["memory"]["model_states"]) == {"weights", "gradients", "optimizer"}
+    for one in found["advice"]:
+        assert set(one) == {"code", "text", "saves_bytes"}
+    sizes = {k: v for k, v in found["memory"].items() if k not in ("peak_phase", "phases", "model_states")}
+    assert all(isinstance(size, int) for size in sizes.values())
+    assert found["verdict"] in ("fits", "tight", "does-not-fit")
+
+
+def test_fit_json_is_ranked_and_its_plans_can_be_planned_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(shlex.split("fit --model qwen3-8b --gpus 4 --json --limit 5")) == 0
+    found = json.loads(capsys.readouterr().out)["candidates"]
+    assert len(found) == 5
+    for one in found:
+        assert set(one) == {"plan", "tokens_per_s_per_gpu", "reserved"}
+        Plan.from_dict(one["plan"])
+
+
+def test_the_seeds_forms_print_their_tables(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    assert run(shlex.split("plan --params 8.2e9 --gpus 4")) == 0
+    dense = capsys.readouterr().out
+    for word in ("ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "HSDP 2 x 2", "131", "32.8"):
+        assert word in dense
+    assert run(shlex.split("plan --model qwen3-30b-a3b --gpus 4 --lora-rank 16")) == 0
+    moe = capsys.readouterr().out
+    for word in ("30,532,122,624", "3,353,032,704", "830,472,192", "51,904,512", "61.1", "6.71"):
+        assert word in moe
+
+
+def test_smoke_verifies_every_value(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", "--smoke"]) == 0
+    out = capsys.readouterr().out
+    assert "WRONG" not in out
+    assert "31.40625" in out
+
+
+def test_one_plan_prints_its_phases(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    assert run(shlex.split("plan --model qwen3-8b --gpus 8 --strategy zero3")) == 0
+    out = capsys.readouterr().out
+    for word in ("backward-end", "all_gather", "tokens/s a GPU", "fits", "GiB"):
+        assert word in out
+
+
+def test_planning_loads_no_torch_and_no_numpy() -> None:
+    code = (
+        "import sys; from ftdash.tui.cli import run; "
+        "run(['plan','--model','qwen3-8b','--gpus','8','--json']);"
+        "heavy = {'torch','numpy','transformers','pandas'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
