@@ -92,16 +92,18 @@ class PlanPane(Pane):
     HELP = (
         "Everything at the right is computed anew while an input moves; ~ marks an assumption.\n"
         "enter hands the plan to Launch, c shows the files it becomes, m opens the other inputs,\n"
-        "f finds the fastest fit, h holds the tokens of a step when the GPUs move,\n"
+        "f finds the fastest fit, s simulates a step of the real model class without a GPU,\n"
+        "h holds the tokens of a step when the GPUs move,\n"
         "p pins this plan to compare with, P goes back to it, ctrl+s saves, ctrl+o loads."
     )
-    HINTS = "enter to Launch  c config  m more  f find a fit  p pin  ^s save  ^o load"
+    HINTS = "enter to Launch  c config  m more  f find a fit  s simulate  p pin  ^s save  ^o load"
 
     BINDINGS: ClassVar = [
         Binding("enter", "hand_over", "Hand over to Launch", show=False),
         Binding("c", "config", "Config", show=False),
         Binding("m", "more", "More inputs", show=False),
         Binding("f", "find", "Find a fit", show=False),
+        Binding("s", "simulate", "Simulate", show=False),
         Binding("h", "hold", "Hold tokens", show=False),
         Binding("p", "pin", "Pin", show=False),
         Binding("P", "unpin", "Back to the pinned plan", show=False),
@@ -301,6 +303,14 @@ class PlanPane(Pane):
                 self.set_plan(plan)
 
         self.app.push_screen(FitScreen(self.plan), chosen)
+
+    def action_simulate(self) -> None:
+        from ftdash.tui.panes.simulation import SimulationScreen
+
+        if self.prediction is None:
+            self.cockpit.notice(self.trouble, severity="warning")
+            return
+        self.app.push_screen(SimulationScreen(self.prediction))
 
     def action_hold(self) -> None:
         accum = self._holding()
