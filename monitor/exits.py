@@ -17,10 +17,10 @@ _LOG_TAIL_BYTES = 256 << 10
 _STDERR_TAIL_BYTES = 64 << 10
 
 # torch/distributed/elastic/multiprocessing/errors: the summary that torchrun prints when a worker fails.
-_ROOT_CAUSE = re.compile(
-    r"Root Cause \(first observed failure\):.*?rank\s+: (?P<rank>\d+) .*?exitcode\s+: (?P<code>-?\d+)",
-    re.DOTALL,
-)
+_ROOT_CAUSE = "Root Cause (first observed failure):"
+_ROOT_RANK = re.compile(r"^\s*rank\s+: (\d+) ", re.MULTILINE)
+_ROOT_CODE = re.compile(r"^\s*exitcode\s+: (-?\d+) ", re.MULTILINE)
+_REPORT_CHARS = 4096
 _EXCEPTION_LINE = re.compile(
     r"^(?:\[rank\d+\]: )?(?P<text>(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit|Refused)\b.*)$"
 )
@@ -54,8 +54,13 @@ def launcher_exit(run: RunDir) -> int | None:
 
 def elastic_root_cause(run: RunDir) -> tuple[int, int] | None:
     """(rank, exit code) of the first failure as torch elastic reported it in the launcher's log."""
-    reports = list(_ROOT_CAUSE.finditer(_tail(run.launcher_log, _LOG_TAIL_BYTES)))
-    return (int(reports[-1]["rank"]), int(reports[-1]["code"])) if reports else None
+    log = _tail(run.launcher_log, _LOG_TAIL_BYTES)
+    start = log.rfind(_ROOT_CAUSE)
+    if start < 0:
+        return None
+    report = log[start : start + _REPORT_CHARS]
+    rank, code = _ROOT_RANK.search(report), _ROOT_CODE.search(report)
+    return (int(rank[1]), int(code[1])) if rank and code else None
 
 
 class _ErrorMessage(msgspec.Struct):
@@ -123,7 +128,7 @@ def last_error_in(path: Path) -> str:
     """The last line of a log that names an exception; empty when there is none."""
     text = _tail(path, _STDERR_TAIL_BYTES)
     for line in reversed(text.splitlines()):
-        if match := _EXCEPTION_LINE.match(line.strip()):
+        if match := _EXCEPTION_LINE.match(line.strip()[:2000]):
             return match["text"][:500]
     return ""
 

@@ -19,11 +19,17 @@ STALL_FLOOR_S = 30.0
 PAUSE_S = 600.0
 # A stopped process makes no progress whatever its step times are; a debugger's pause is shorter than this.
 STOPPED_S = 5.0
+START_S = 60.0  # a launcher on this machine has its agent up in well under a second
 AGENT_SILENT_S = 15.0  # an agent writes every second
 
 FINAL = frozenset((RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED))
 _PAUSES = {"start": RankPhase.STARTING, "save": RankPhase.SAVING, "eval": RankPhase.EVALUATING}
-_PHASES = {**_PAUSES, "data": RankPhase.DATA, "end": RankPhase.FINISHED}
+_PHASES = {
+    **_PAUSES,
+    "data": RankPhase.DATA,
+    "sync": RankPhase.COMMUNICATION,
+    "end": RankPhase.FINISHED,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +101,21 @@ def run_phase(
     agents: Collection[str],
     processes: int | None,
     launcher_code: int | None,
+    now: float,
 ) -> Outcome:
     """The state of the run now.
 
     `agents` are the hosts with a living agent; `processes` counts this machine's processes of the run and is
-    None when they could not or need not be counted; `launcher_code` is the launcher's exit code where known.
+    None when they could not or need not be counted; `launcher_code` is the launcher's exit code where known;
+    `now` is UTC seconds.
     """
     stored = RunPhase(manifest.state)
     if stored in FINAL:
         return Outcome(stored, manifest.reason)
     if not agents and manifest.agent_pids and processes == 0:
         return _outcome_without_agent(launcher_code)
+    if not manifest.agent_pids and manifest.backend == "local" and now - manifest.created > START_S:
+        return Outcome(RunPhase.FAILED, "it was prepared, and no agent ever started it")
     living = [signs for signs in ranks if not signs.gone]
     if is_stalled(living):
         longest = min(signs.beat_age_s or 0.0 for signs in living if signs.beat_age_s is not None)

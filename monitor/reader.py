@@ -19,7 +19,7 @@ from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
 from ftdash.monitor.records import Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
 from ftdash.monitor.snapshot import Surroundings, build_state
-from ftdash.monitor.state import RunPhase, RunState
+from ftdash.monitor.state import Alert, RunPhase, RunState
 from ftdash.monitor.summary import LeanMeta, Summary, lean_decoder
 from ftdash.monitor.tail import CHUNK_BYTES, Tail
 
@@ -28,6 +28,7 @@ HEAD_BYTES = 64 << 10
 LARGE_FILE_BYTES = 1 << 20  # a larger file is entered near its end, its history read in later polls
 POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest waits for the next
 PROCESS_SCAN_S = 2.0
+ALERT_S_PER_RANK = 1 / 256  # alerts are looked for this often, seconds times ranks
 DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files at every poll
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
 RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
@@ -57,6 +58,8 @@ class RunReader:
         self.run = run
         self.summary = Summary(points)
         self.history = RunHistory()
+        self._alerts: tuple[Alert, ...] = ()
+        self._alerts_found = 0.0
         self._manifest: Manifest | None = None
         self._manifest_seen: tuple[int, int, int] | None = None
         self._manifest_notice = ""
@@ -230,8 +233,12 @@ class RunReader:
         if self._processes == 0 and not agents and not final:
             manifest = self._with_end(manifest)
         state = build_state(self.run, manifest, self.summary, around)
-        self.history.observe(state)
-        return replace(state, alerts=state.alerts + find_alerts(state, self.history))
+        # Alerts of a thousand ranks cost as much as all the rest, and need not be a second old.
+        if abs(now - self._alerts_found) >= len(state.ranks) * ALERT_S_PER_RANK:
+            self._alerts_found = now
+            self.history.observe(state)
+            self._alerts = find_alerts(state, self.history)
+        return replace(state, alerts=state.alerts + self._alerts)
 
     def _agents(self, manifest: Manifest) -> dict[str, int]:
         """Pid of each node's agent by host, as the manifest and the nodes' own telemetry say."""

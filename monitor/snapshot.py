@@ -44,6 +44,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         agents=around.agents,
         processes=around.processes,
         launcher_code=around.launcher_code,
+        now=around.now,
     )
     gpus = [gpu for host in sorted(summary.nodes) for gpu in _gpus(summary.nodes[host])]
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
@@ -75,7 +76,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         alerts=_silent_nodes(around, states) + _own_alerts(outcome, final, around.now, states),
         notices=around.notices + ((outcome.reason,) if outcome.reason and not final else ()),
         batch=_batch(manifest, ranks),
-        tokens_per_step=_tokens_per_step(ranks),
+        tokens_per_step=summary.tokens_per_step(),
         measured=_measured(ranks, states, tokens_per_s, step_s),
     )
 
@@ -218,11 +219,6 @@ def _batch(manifest: Manifest, ranks: list[RankSummary]) -> int | None:
         model_parallel *= size if isinstance(size, int) and size > 0 else 1
     meta = metas[0]
     return meta.micro_batch * max(1, meta.grad_accum) * max(1, meta.world_size // model_parallel)
-
-
-def _tokens_per_step(ranks: list[RankSummary]) -> float | None:
-    means = [sum(step.tokens for step in rank.recent) / len(rank.recent) for rank in ranks if rank.recent]
-    return sum(means) if means else None
 
 
 def _measured(

@@ -10,7 +10,18 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ftdash.monitor.clockskew import SkewMeter
-from ftdash.monitor.records import Event, Exit, Experts, GpuSample, Meta, Node, RankSample, Step, to_float
+from ftdash.monitor.records import (
+    Event,
+    Exit,
+    Experts,
+    GpuSample,
+    Meta,
+    Node,
+    RankSample,
+    Record,
+    Step,
+    to_float,
+)
 from ftdash.monitor.state import Point
 
 RECENT_STEPS = 64  # full step records kept per rank
@@ -149,20 +160,27 @@ class RankSummary:
     sample_host: str = ""
     exit: Exit | None = None
     experts: dict[int, Experts] = field(default_factory=dict)
+    _paced_at: Step | None = None
+    _pace: tuple[float | None, float | None] = (None, None)
 
-    def median_step_s(self, steps: int = 25) -> float | None:
-        """The median time of the newest steps, seconds."""
-        times = sorted([record.step_s for record in itertools.islice(reversed(self.recent), steps)])
-        return times[len(times) // 2] or None if times else None
+    def median_step_s(self) -> float | None:
+        """The median time of the newest 25 steps, seconds."""
+        return self._paces()[0]
 
-    def tokens_per_s(self, steps: int = 10) -> float | None:
-        """Label tokens per second over the newest steps."""
-        tokens = 0
-        seconds = 0.0
-        for record in itertools.islice(reversed(self.recent), steps):
-            tokens += record.tokens
-            seconds += record.step_s
-        return tokens / seconds if seconds > 0 else None
+    def tokens_per_s(self) -> float | None:
+        """Label tokens per second over the newest 10 steps."""
+        return self._paces()[1]
+
+    def _paces(self) -> tuple[float | None, float | None]:
+        """Median step time and throughput, computed once for each new step."""
+        if self._paced_at is not self.last:
+            newest = list(itertools.islice(reversed(self.recent), 25))
+            times = sorted([record.step_s for record in newest])
+            seconds = sum([record.step_s for record in newest[:10]])
+            tokens = sum([record.tokens for record in newest[:10]])
+            self._pace = (times[len(times) // 2] or None, tokens / seconds if seconds > 0 else None)
+            self._paced_at = self.last
+        return self._pace
 
 
 @dataclass(slots=True)
@@ -220,7 +238,7 @@ class Summary:
                         bucket.memory = memory
                     if loss is not None:
                         bucket.losses += 1
-                        bucket.loss_sum += loss  # type: ignore[operator]
+                        bucket.loss_sum += loss
                     if record.grad_norm is not None:
                         bucket.grad_norm = to_float(record.grad_norm)
             elif isinstance(record, Experts):
@@ -272,7 +290,7 @@ class Summary:
                 counts = _counts_decoder.decode(found.counts)
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
 
-    def feed_node(self, host: str, records: Iterable[msgspec.Struct]) -> None:
+    def feed_node(self, host: str, records: Iterable[Record]) -> None:
         """Records of one node's agent, in order."""
         node = self.nodes.get(host)
         if node is None:
@@ -297,6 +315,13 @@ class Summary:
             elif isinstance(record, Event):
                 self.events.append(record)
             node.last_t = record.t
+
+    def tokens_per_step(self, steps: int = 20) -> float | None:
+        """Mean of the label tokens of all ranks over the newest steps that every rank has reported."""
+        ranks = sum(rank.last is not None for rank in self.ranks.values())
+        newest = sorted(self.window.buckets)[-4 * steps :]
+        whole = [b for key in newest if (b := self.window.buckets[key]).records >= ranks][-steps:]
+        return sum(bucket.tokens for bucket in whole) / len(whole) if whole else None
 
     def points(self) -> tuple[Point, ...]:
         """The whole run, coarse where it is old and step by step where it is new; cumulative tokens."""

@@ -76,7 +76,7 @@ class Tail:
             return 0
 
     def skip_to(self, offset: int) -> None:
-        """Go on with the first line that begins at or behind `offset`; with the next read where none is near."""
+        """Go on with the first line that begins at or behind `offset`."""
         if offset <= self.offset:
             return
         near = self.read_range(offset - 1, offset - 1 + CHUNK_BYTES)

@@ -326,3 +326,19 @@ def test_polling_is_incremental_in_time(tmp_path: Path) -> None:
     os.utime(run.telemetry, (time.time() + 5, time.time() + 5))
     assert [rank.rank for rank in reader.poll().ranks] == [3]
     reader.close()
+
+
+def test_a_run_that_no_agent_ever_started_is_failed_and_not_starting_for_ever(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    created = run.read_manifest().created
+    assert read(run, now=created + 5).state is RunPhase.STARTING
+    assert read(run, now=created + 100).state is RunPhase.FAILED
+    waiting = make_run(tmp_path, "queued", backend="slurm")
+    assert read(waiting, now=created + 1e6).state is RunPhase.STARTING
+
+
+def test_waiting_for_other_ranks_is_communication(tmp_path: Path) -> None:
+    run = running(tmp_path)
+    write(run.rank_file(0), meta(0), step(4))
+    agent_on_far(run, T0 + 3, sample(0, T0 + 3, beat_t=T0 + 3, beat_step=4, beat_phase="sync"))
+    assert read(run, now=T0 + 4).ranks[0].state is RankPhase.COMMUNICATION

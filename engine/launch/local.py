@@ -90,14 +90,18 @@ def start_agent(prepared: Prepared) -> None:
             return
         if agent.poll() is not None:
             words = run.agent_log.read_text(errors="replace").strip().splitlines()
-            raise RunError(
-                f"the agent of {run.run_id} did not start: {words[-1] if words else agent.returncode}"
-            )
+            raise _not_started(run, words[-1] if words else f"exit code {agent.returncode}")
         time.sleep(0.02)
     agent.kill()
-    raise RunError(
-        f"the agent of {run.run_id} did not start within {AGENT_START_S:.0f} s: see {run.agent_log}"
-    )
+    raise _not_started(run, f"nothing for {AGENT_START_S:.0f} s, see {run.agent_log}")
+
+
+def _not_started(run: RunDir, why: str) -> RunError:
+    """The error to raise, once the manifest says the same."""
+    manifest = run.read_manifest()
+    manifest.state, manifest.reason = "failed", f"the agent did not start: {why}"
+    run.write_manifest(manifest)
+    return RunError(f"the agent of {run.run_id} did not start: {why}")
 
 
 def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ftdash.engine.launch.local import launch
-from ftdash.engine.launch.spec import LaunchSpec
 from ftdash.monitor import procs
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Record, encode_line
@@ -31,6 +29,9 @@ def write(path: Path, *records: Record) -> None:
 
 def start_run(root: Path, ranks: int = 2, *args: str) -> RunDir:
     """A real run: agent, launcher and ranks as processes of this machine."""
+    from ftdash.engine.launch.local import launch
+    from ftdash.engine.launch.spec import LaunchSpec
+
     command = (sys.executable, str(LAUNCHER), str(ranks), *args)
     return launch(LaunchSpec(command=command, name="fake", runs=root))
 
