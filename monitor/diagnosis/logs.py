@@ -398,7 +398,7 @@ def read_logs(root: Path) -> LogEvidence:
     for path, relative, name in list(zip(chosen, relatives, parsed, strict=True))[:MAX_FILES]:
         rank = name.rank if name.rank is not None else name.local_rank
         if len(chosen) == 1:
-            rank = name.rank if "rank" in relative.lower() else None
+            rank = name.rank if "rank" in relative.lower() else name.local_rank
         try:
             size = path.stat().st_size
             with path.open("rb") as handle:

@@ -64,7 +64,8 @@ def log_verdict(logs: LogEvidence) -> Verdict | None:
     """The verdict of the logs alone; None when nothing notable is in them."""
     if not logs.findings:
         return None
-    root = next((f for f in logs.findings if f.kind is LogKind.ELASTIC and f.rank is not None), None)
+    ended = [f for f in logs.findings if f.kind is LogKind.ELASTIC and f.rank is not None]
+    root = max(ended, key=lambda finding: bool(finding.host), default=None)
     first = _sorted([finding for finding in logs.findings if finding.kind in _FIRST_KINDS])
     if (root is not None and root.exit_code == _SIGKILL) or any(f.kind is LogKind.HOST_OOM for f in first):
         return _host_oom(logs, first, root)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -33,7 +34,7 @@ _FAULT_THREAD = re.compile(
     r"^(?:Current t|T)hread (?:0x)?([0-9A-Fa-f]+)(?: \[(.*?)\])? \(most recent call (first|last)\):"
 )
 _TRACE_HEAD = re.compile(r"^(?:Traceback|Stack) \(most recent call (first|last)\):")
-_FRAME = re.compile(r"^\s+(?P<name>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\s*$")
+_FRAME = re.compile(r"^\s{1,7}(?P<name>\S.*?) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)\s*$")
 _PY_FRAME = re.compile(r'^\s+File "(?P<file>.*?)", line (?P<line>\d+|\?\?\?)(?:,)? in (?P<name>.+?)\s*$')
 _PROCESS = re.compile(r"^\s*(?P<parent>Parent )?Process (?P<pid>\d+): ?(?P<command>.*)$")
 _RANK_HEADER = re.compile(r"\b(?:global[_ -]?)?rank\s*[#_=: -]?\s*(\d+)\b", re.I)
@@ -131,6 +132,14 @@ class _TextReader:
         chunk.processes.append(ProcessEvidence(pid=pid, command=command.split()))
         self._thread = None
 
+    def _adopt(self, parent: int) -> None:
+        """The process just begun is a child of one that came before: it belongs to that rank."""
+        owner = next((c for c in self.chunks[:-1] if any(p.pid == parent for p in c.processes)), None)
+        if owner is not None:
+            owner.processes.extend(self.chunks.pop().processes)
+            self.chunks.remove(owner)
+            self.chunks.append(owner)
+
     def _start_thread(self, tid: str, name: str, status: str) -> None:
         number = int(tid, 16) if re.search(r"[A-Fa-f]", tid) or len(tid) > 12 else int(tid)
         self._thread = Thread(name=name, os_tid=number, active="active" in status, owns_gil="gil" in status)
@@ -142,14 +151,12 @@ class _TextReader:
         self._thread, self._last_first = None, False
 
     def _frame(self, line: str) -> bool:
-        match = _PY_FRAME.match(line) or _FRAME.match(line)
-        if match is None or self._thread is None:
+        if self._thread is None:
             return False
-        number = match["line"]
-        self._thread.frames.append(
-            Frame(match["name"], match["file"] or "", int(number) if number and number.isdigit() else 0)
-        )
-        return True
+        frame = _frame_of(line)
+        if frame is not None:
+            self._thread.frames.append(frame)
+        return frame is not None
 
     def _header(self, line: str) -> bool:
         match = _RANK_HEADER.search(line)
@@ -169,6 +176,8 @@ class _TextReader:
         return True
 
     def feed(self, line: str) -> None:
+        if line[:1] == " " and self._frame(line):
+            return
         if match := _FAULT_THREAD.match(line):
             self._finish()
             self._start_thread(match[1], match[2] or "", "")
@@ -182,9 +191,11 @@ class _TextReader:
             self._last_first = match[1] == "last"
         elif match := _PROCESS.match(line):
             self._finish()
-            if not match["parent"]:
+            if match["parent"]:
+                self._adopt(int(match["pid"]))
+            else:
                 self._start_process(int(match["pid"]), match["command"])
-        elif self._frame(line) or not line.strip() or (line[:1].isspace() and self._thread is not None):
+        elif not line.strip() or (line[:1].isspace() and self._thread is not None):
             return
         elif not self._header(line):
             self._other(line)
@@ -199,8 +210,31 @@ class _TextReader:
                     return
 
     def done(self) -> list[Chunk]:
+        """All chunks; a forked loader worker joins the rank that was dumped before it."""
         self._finish()
-        return self.chunks
+        joined: list[Chunk] = []
+        for chunk in self.chunks:
+            if joined and chunk.rank is None and chunk.processes and _is_worker(chunk.processes[0]):
+                joined[-1].processes.extend(chunk.processes)
+            else:
+                joined.append(chunk)
+        return joined
+
+
+def _is_worker(process: ProcessEvidence) -> bool:
+    return any(frame.short == "_worker_loop" for thread in process.threads for frame in thread.frames)
+
+
+@lru_cache(maxsize=65536)
+def _frame_of(line: str) -> Frame | None:
+    match = _PY_FRAME.match(line) or _FRAME.match(line)
+    if match is None:
+        return None
+    number = match["line"]
+    return Frame(match["name"], match["file"] or "", int(number) if number and number.isdigit() else 0)
+
+
+_PREFIX_LINES = 20  # enough to see that a file has no prefixes
 
 
 def _demultiplex(lines: list[str]) -> dict[int, list[str]] | None:
@@ -212,10 +246,12 @@ def _demultiplex(lines: list[str]) -> dict[int, list[str]] | None:
             if not line.strip():
                 continue
             total += 1
+            if total == _PREFIX_LINES and hits < total / 2:
+                break
             if match := prefix.match(line) or _PREFIXES[2].match(line):
                 hits += 1
                 by_rank.setdefault(int(match["rank"]), []).append(match["rest"])
-        if total and hits >= 0.9 * total:
+        if hits and hits >= 0.9 * total:
             return by_rank
     return None
 
@@ -248,10 +284,11 @@ def _threads_of(value: object) -> list[ProcessEvidence]:
     for item in value:
         pid = item.get("pid", 0) if isinstance(item, dict) else 0
         by_pid.setdefault(pid if isinstance(pid, int) else 0, []).append(item)
-    return [
+    processes = [
         ProcessEvidence(pid=pid, threads=parse_pyspy_json(msgspec.json.encode(items)))
         for pid, items in by_pid.items()
     ]
+    return sorted(processes, key=_is_worker)
 
 
 _THREAD_KEYS = ("threads", "stacks", "dump", "stack", "py_spy", "pyspy", "traces", "traceback")

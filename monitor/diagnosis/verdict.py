@@ -36,7 +36,8 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     pending = [view for view in seen if view.wait in _WAITS_FOR_OTHERS]
     if not waiting and pending:
         return _before_training(seen, pending, absent, two)
-    outside = [view for view in seen if view not in waiting and view.has_stack]
+    held = {view.rank for view in waiting}
+    outside = [view for view in seen if view.rank not in held and view.has_stack]
     if waiting and any(not view.in_collective for view in outside):
         return _outside(waiting, outside, two)
     if waiting and not outside:

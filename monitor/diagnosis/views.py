@@ -22,7 +22,7 @@ FUTEX_SYSCALL = 202
 _DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class View:
     """One rank. `wait` is the reading's, corrected by the source line and by native frames."""
 
