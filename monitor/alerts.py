@@ -21,6 +21,7 @@ Codes, stable for scripts:
     expert-hot          experts carry several times the ideal load
     router-collapse     routing narrows to a few experts
     gpu-lost            a GPU is lost or in error
+    gpu-xid             the driver reported an Xid error that is not the program's own fault
     gpu-throttled       a GPU slows down by heat, power brake or hardware
     gpu-ecc             uncorrected memory errors, or rows that wait for or failed remapping
     pcie-degraded       a PCIe link is narrower than it should be, or slower under load
@@ -340,7 +341,8 @@ def _stragglers(state: RunState, history: RunHistory, limits: AlertLimits) -> It
         return
     ranks = {rank.rank: rank for rank in state.ranks}
     tokens = history.stragglers.tokens_per_step()
-    explained = [explain(entry, ranks, tokens) for entry in found]
+    states = {entry.rank: tuple(history.ranks[entry.rank].states) for entry in found}
+    explained = [explain(entry, ranks, tokens, states[entry.rank]) for entry in found]
     hosts = slow_hosts(explained, ranks)
     for host, slow in hosts.items():
         worst = max(slow, key=lambda entry: entry.slowdown)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ftdash.monitor.logs.hardware import XID_TEXTS
 from ftdash.monitor.state import Alert, GpuState, RunState
 
 # The power cap is how a GPU at full load normally runs; these are not normal.
 SICK_THROTTLES = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
+PROGRAM_XIDS = (13, 31, 43, 45)  # usually the program's own fault, which its log tells better
 BUSY_UTIL = 50  # percent; an idle link drops its generation to save power
 
 
@@ -40,6 +42,10 @@ def _name(gpu: GpuState) -> str:
 
 
 def _findings(gpu: GpuState) -> Iterator[tuple[str, str, str]]:
+    serious = [code for code in gpu.xids if code not in PROGRAM_XIDS]
+    if serious:
+        text = XID_TEXTS.get(serious[-1], "see NVIDIA's Xid documentation")
+        yield "gpu-xid", "error", f"reported Xid {serious[-1]}: {text}"
     if gpu.state == "lost":
         yield (
             "gpu-lost",

@@ -45,6 +45,7 @@ class RankPast:
     zero_losses: int = 0  # in a row, up to the newest
     same_losses: int = 0
     last_loss: float | None = None
+    states: deque[str] = field(default_factory=lambda: deque(maxlen=10))  # of its process, S, R, T, D
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_STEPS))
 
 
@@ -112,6 +113,8 @@ class RunHistory:
             past = self.ranks.get(rank.rank)
             if past is None:
                 past = self.ranks[rank.rank] = RankPast()
+            if rank.process_state:
+                past.states.append(rank.process_state)
             if rank.step > past.last_step and rank.step_s is not None:
                 self.add_step(rank.rank, _as_step(rank, state.now))
             unseen = not past.memory or past.memory[-1][0] < rank.step

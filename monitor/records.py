@@ -148,6 +148,7 @@ class GpuSample(Record, tag="gpu"):
     remap_pending: bool = False
     remap_failed: bool = False
     numa_node: int | None = None
+    xids: list[int] = []  # Xid errors since the sampler began, the newest last
     processes: list[GpuProcess] = []
     unavailable: dict[str, str] = {}
 

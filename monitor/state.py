@@ -66,6 +66,7 @@ class GpuState:
     ecc_uncorrected: int | None = None
     remap_pending: bool = False
     remap_failed: bool = False
+    xids: tuple[int, ...] = ()
     unavailable: tuple[str, ...] = ()  # "power: not supported", "processes: no permission"
 
 

@@ -221,14 +221,22 @@ def _medians_of_others(values: Sequence[float]) -> list[float]:
     return [(at(place[v], low) + at(place[v], high)) / 2 for v in values]
 
 
-def explain(straggler: Straggler, ranks: Mapping[int, RankState], tokens: Mapping[int, float]) -> Straggler:
-    """The straggler with the cause that its rank, process and GPU show where its peers show none."""
+def explain(
+    straggler: Straggler,
+    ranks: Mapping[int, RankState],
+    tokens: Mapping[int, float],
+    states: Sequence[str] = (),
+) -> Straggler:
+    """The straggler with the cause that its rank, process and GPU show where its peers show none.
+
+    `states` are the newest states of its process: a limiter that stops and continues it is caught by several.
+    """
     own = ranks.get(straggler.rank)
     if own is None:
         return straggler
     peers = [rank for number, rank in ranks.items() if number != straggler.rank]
     cause = (
-        _stopped(own)
+        _stopped(own, states)
         or _more_tokens(straggler, tokens)
         or (straggler.phase == "data" and _data_wait(own))
         or _gpu_cause(own, peers)
@@ -253,8 +261,10 @@ def slow_hosts(stragglers: Sequence[Straggler], ranks: Mapping[int, RankState]) 
     }
 
 
-def _stopped(own: RankState) -> str:
-    if own.process_state in ("T", "t"):
+def _stopped(own: RankState, states: Sequence[str]) -> str:
+    seen = [*states, own.process_state]
+    stopped = sum(state in ("T", "t") for state in seen)
+    if stopped >= 2 or own.process_state in ("T", "t"):
         return "its process is being stopped (state T: SIGSTOP, a debugger or a CPU limiter)"
     if own.process_state == "D":
         return "its process waits in the kernel (state D: disk, network file system or driver)"

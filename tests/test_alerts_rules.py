@@ -177,6 +177,7 @@ def gpus(**changes) -> tuple[GpuState, ...]:
         ({"ecc_uncorrected": 2}, "gpu-ecc", "error"),
         ({"remap_pending": True}, "gpu-ecc", "warning"),
         ({"pcie_width": 8}, "pcie-degraded", "warning"),
+        ({"xids": (31, 79)}, "gpu-xid", "error"),
         ({"pcie_gen": 1, "pcie_gen_max": 5}, "pcie-degraded", "warning"),
         ({"nvlinks": 18, "nvlinks_up": 17}, "nvlink-down", "warning"),
     ],

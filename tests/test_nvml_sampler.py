@@ -109,14 +109,14 @@ def test_a_gpu_that_gets_lost_keeps_its_name_and_its_handle_is_not_used_again(st
         assert samples[1]["state"] == "lost"
         assert samples[1]["uuid"] == before[1]["uuid"]
         assert samples[1]["name"] == before[1]["name"]
-    errors = sum(int(line.split()[2]) for line in log.read_text().splitlines())
+    lines = [line.split() for line in log.read_text().splitlines()]
+    # "no event yet" is answered with a timeout
+    errors = sum(int(failed) for name, _, failed in lines if name != "nvmlEventSetWait_v2")
     assert errors == 1  # the call that said so was the last one for that GPU
 
 
 def test_an_unknown_error_now_and_then_loses_only_that_value(stub):
-    samples = stub.sample(
-        f"gpus 1\n{STEADY}gpu 0 fail nvmlDeviceGetUtilizationRates UNKNOWN p=1\n", rounds=3
-    )
+    samples = stub.sample(f"gpus 1\n{STEADY}gpu 0 fail nvmlDeviceGetUtilizationRates UNKNOWN p=1\n", rounds=3)
     assert samples[0].get("state", "ok") == "ok"
     assert "util" not in samples[0]
     assert samples[0]["temp_c"] == 63
@@ -296,6 +296,62 @@ def test_what_is_not_supported_is_not_asked_again_at_once(stub, tmp_path):
     stub.sample(f"gpus 1\n{STEADY}gpu 0 util_gpu na\n", rounds=20, NVML_STUB_LOG=str(log))
     calls = {line.split()[0]: int(line.split()[1]) for line in log.read_text().splitlines()}
     assert calls["nvmlDeviceGetUtilizationRates"] == 1
+
+
+def test_xid_events_are_kept_in_order(stub):
+    stub.set(f"gpus 2\n{STEADY}gpu 1 xid 31\n")
+    first, second = stub.python(
+        "import json, os, time, msgspec\n"
+        "from ftdash.monitor.nvml.sampler import GpuSampler\n"
+        "sampler = GpuSampler(deadline_s=2.0)\n"
+        "sampler.sample()\n"
+        "first = [s.xids for s in sampler.sample()]\n"
+        "path = os.environ['NVML_STUB_STATE']\n"
+        "text = open(path).read() + 'gpu 1 xid 79\\n'\n"
+        "open(path + '.n', 'w').write(text); os.replace(path + '.n', path)\n"
+        "time.sleep(0.05)\n"
+        "print(json.dumps([first, [s.xids for s in sampler.sample()]]))\n"
+    )
+    assert first == [[], [31]]
+    assert second == [[], [31, 79]]
+
+
+def test_a_driver_without_events_is_asked_for_them_once(stub, tmp_path):
+    log = tmp_path / "calls"
+    [sample] = stub.sample(
+        f"gpus 1\n{STEADY}fail nvmlEventSetCreate NOT_SUPPORTED\n", rounds=5, NVML_STUB_LOG=str(log)
+    )
+    assert sample["unavailable"] == {"xid events": "not supported"}
+    calls = {line.split()[0]: int(line.split()[1]) for line in log.read_text().splitlines()}
+    assert calls["nvmlEventSetCreate"] == 1
+
+
+def topology(stub, text: str):
+    stub.set(text)
+    return stub.python(
+        "import json, msgspec\n"
+        "from ftdash.monitor.nvml.topology import read_topology\n"
+        "print(json.dumps(msgspec.to_builtins(read_topology())))\n"
+    )
+
+
+def test_a_switch_joins_all_pairs_by_nvlink(stub):
+    found = topology(stub, "gpus 4\ngpu 2 nvlink_down_mask 0x3\n")
+    assert {pair["join"] for pair in found["pairs"]} == {"nvlink"}
+    assert len(found["pairs"]) == 6
+    links = {(pair["a"], pair["b"]): pair["nvlinks"] for pair in found["pairs"]}
+    assert links[(0, 1)] == 18
+    assert links[(1, 2)] == 16
+
+
+def test_cards_without_nvlink_are_joined_by_pcie_and_lost_ones_left_out(stub):
+    found = topology(stub, "gpus 4\ngpu * nvlinks 0\ngpu 3 lost\n")
+    assert [gpu["index"] for gpu in found["gpus"]] == [0, 1, 2]
+    assert [(pair["a"], pair["b"], pair["join"]) for pair in found["pairs"]] == [
+        (0, 1, "node"),
+        (0, 2, "sys"),
+        (1, 2, "sys"),
+    ]
 
 
 def test_memory_errors_and_waiting_rows_are_reported(stub):

@@ -202,6 +202,8 @@ def on_gpu(**changes) -> dict[int, RankState]:
 def test_causes_are_told_from_what_the_rank_shows_and_its_peers_do_not():
     assert "state T" in cause(process_state="T")
     assert "state D" in cause(process_state="D")
+    members = {r.rank: r for r in run_state(4).ranks}
+    assert "state T" in explain(SLOW, members, {}, ("S", "T", "R", "T", "S")).cause
     assert "gets 40% of a core" in cause(cpu=40.0)
     assert "larger" in cause(tokens={0: 1000.0, 1: 1400.0, 2: 1000.0, 3: 1000.0})
     assert cause() == "no cause visible from here"

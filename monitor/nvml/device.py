@@ -13,6 +13,7 @@ from ftdash.monitor.records import GpuProcess, GpuSample
 
 SLOW_S = 5.0  # fields that move slowly, or that the driver takes milliseconds for, are read this often
 LOST_RETRY_S = 30.0
+MAX_XIDS = 64
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons that slow a GPU down (nvml.h, nvmlClocksEventReasons).
 # Idle, application clocks and display clocks are somebody's choice, not a throttle.
@@ -73,6 +74,8 @@ class Device:
         self._link_count: int | None = None
         self._link_bytes: tuple[float, int, int] | None = None  # when, KiB sent, KiB received
         self._instances: list[Instance] = []
+        self._events: Any = None
+        self._xids: list[int] = []
 
     def read(self) -> list[GpuSample]:
         """The GPU and its MIG instances now. A lost GPU is one sample that says so."""
@@ -84,7 +87,7 @@ class Device:
         try:
             return self._read(now)
         except DeviceLost as error:
-            self._handle = None
+            self._handle = self._events = None
             self._instances = []
             self._slow_at = -SLOW_S
             self._lost_at = time.monotonic()
@@ -100,6 +103,7 @@ class Device:
             bus_id=self._slow.bus_id,
             state="lost",
             error=self._lost_why,
+            xids=list(self._xids),
         )
 
     def _read(self, now: float) -> list[GpuSample]:
@@ -133,10 +137,29 @@ class Device:
         )
         sample.sm_mhz = calls.ask("sm clock", lib.nvmlDeviceGetClockInfo, handle, lib.NVML_CLOCK_SM)
         sample.throttle = throttle_reasons(self._throttle_mask(handle) or 0)
+        sample.xids = self._read_xids(handle)
         sample.unavailable = dict(calls.unavailable)
         if calls.failed and not calls.answered:
             sample.state, sample.error = "error", calls.last_error
         return [sample, *self._read_instances(sample)]
+
+    def _read_xids(self, handle: Any) -> list[int]:
+        """Xid errors since the sampler began, the newest last, where the driver hands out events."""
+        lib, calls = nvml(), self._calls
+        if self._events is None and "xid events" not in calls.unavailable:
+            events = calls.ask("xid events", lib.nvmlEventSetCreate)
+            kind = lib.nvmlEventTypeXidCriticalError
+            if events is not None and _register(calls, handle, kind, events):
+                self._events = events
+        while self._events is not None and len(self._xids) < MAX_XIDS:
+            try:
+                event = lib.nvmlEventSetWait_v2(self._events, 0)
+            except lib.NVMLError as error:
+                if error.value == lib.NVML_ERROR_GPU_IS_LOST:
+                    raise DeviceLost(str(error)) from None
+                break  # a timeout: nothing more has happened
+            self._xids.append(int(event.eventData))
+        return list(self._xids)
 
     def _throttle_mask(self, handle: Any) -> int | None:
         lib = nvml()
@@ -160,7 +183,7 @@ class Device:
         limit = calls.ask("power limit", lib.nvmlDeviceGetEnforcedPowerLimit, handle)
         slow.power_limit_w = limit / 1000 if limit is not None else None
         slow.sm_max_mhz = calls.ask("max sm clock", lib.nvmlDeviceGetMaxClockInfo, handle, lib.NVML_CLOCK_SM)
-        slow.numa_node = _numa_node(slow.bus_id)
+        slow.numa_node = numa_node(slow.bus_id)
         self._read_pcie(handle, slow)
         self._read_errors(handle, slow)
         self._read_links(handle, slow)
@@ -293,6 +316,13 @@ class Instance:
         return sample
 
 
+def _register(calls: Calls, handle: Any, kind: int, events: Any) -> bool:
+    """Ask for events of one device; pynvml's function gives nothing back when it worked."""
+    before = calls.answered
+    calls.ask("xid events", nvml().nvmlDeviceRegisterEvents, handle, kind, events)
+    return calls.answered > before
+
+
 def _read_memory(calls: Calls, handle: Any, sample: GpuSample) -> None:
     """Memory by v2 (used without the driver's own part), by v1 on old drivers, shared memory as such."""
     lib = nvml()
@@ -365,7 +395,7 @@ def _processes_v1(handle: Any) -> list[_Found]:
     return [_Found(item.pid, None if item.used == unknown else item.used) for item in room[: count.value]]
 
 
-def _numa_node(bus_id: str) -> int | None:
+def numa_node(bus_id: str) -> int | None:
     """The NUMA node of a PCI device by sysfs, whose bus ids have a domain of four digits."""
     if not bus_id:
         return None

@@ -35,5 +35,6 @@ def gpu_state(sample: GpuSample, host: str = "") -> GpuState:
         ecc_uncorrected=sample.ecc_uncorrected,
         remap_pending=sample.remap_pending,
         remap_failed=sample.remap_failed,
+        xids=tuple(sample.xids),
         unavailable=tuple(f"{field}: {why}" for field, why in sample.unavailable.items()),
     )
