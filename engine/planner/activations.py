@@ -26,6 +26,7 @@ class BlockActivations:
     saved_whole: float
     live_whole: float
     everything: float  # what forward keeps without any checkpointing
+    passing: float  # temporaries of a forward that keeps nothing
 
 
 def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
@@ -37,11 +38,13 @@ def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...]
     # Sequence parallelism gathers a block's input to full length, and its gradient (arXiv 2205.05198, 4.2.2).
     live_whole = 2.0 * h * c if s.mesh.tp > 1 else 0.0
     if s.plan.checkpointing is Checkpointing.FULL:
-        return BlockActivations(boundary, everything + backward, 0.0, live_whole, everything)
+        return BlockActivations(boundary, everything + backward, 0.0, live_whole, everything, backward)
     if s.plan.checkpointing is Checkpointing.SELECTIVE:
         kept, kept_whole = _saved_selectively(s, layer)
-        return BlockActivations(boundary + kept, everything + backward, kept_whole, live_whole, everything)
-    return BlockActivations(everything, backward, 0.0, live_whole, everything)
+        return BlockActivations(
+            boundary + kept, everything + backward, kept_whole, live_whole, everything, backward
+        )
+    return BlockActivations(everything, backward, 0.0, live_whole, everything, backward)
 
 
 _Key = tuple[object, ...]
@@ -74,6 +77,13 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
     return found[0]
 
 
+# Families with nn.LayerNorm, one kernel, where the others write RMSNorm out in fp32 (transformers' modelling code).
+LAYER_NORM_TYPES = frozenset(
+    {"bloom", "codegen", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt"}
+    | {"phi", "stablelm", "starcoder2"}
+)
+
+
 def lean(s: Setting) -> bool:
     """Whether norms and gated activations run in kernels that keep one 16-bit input: compiled, or
     Megatron's own."""
@@ -96,8 +106,9 @@ def _inputs_kept(adapted: tuple[Linear, ...] | None, names: tuple[Linear, ...]) 
 
 def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
     """RMSNorm keeps its input in fp32 and, when its weight trains, the normalised activations; the linears
-    after it keep its output. Compiled, the norm is recomputed from one copy of its input."""
+    after it keep its output. Compiled, and in PyTorch's LayerNorm kernel, one copy of the input is enough."""
     h, c, stream = s.shape.hidden, s.dtypes.compute, s.dtypes.stream
+    fused = lean(s) or s.shape.model_type in LAYER_NORM_TYPES
     # The output projection stands last and reads the kernel's output, however wide that is.
     attention = [x for x in layer.linears if x.role is Role.ATTENTION]
     first = tuple(x for x in attention[:-1] if x.d_in == h)
@@ -106,7 +117,7 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     if s.dtypes.autocast and stream == 4 and adapted is None:
         # Each linear under autocast keeps a cast of its own of the norm's fp32 output.
         outputs = c * h * (len(first) + sum(x.role is not Role.EXPERT for x in second))
-    if lean(s):
+    if fused:
         return 2 * stream * h + outputs
     normalised = stream * h if adapted is None else 0
     return 2 * (4 * h + normalised) + outputs
@@ -142,16 +153,17 @@ def _has_qk_norm(s: Setting, layer: LayerShape) -> bool:
 def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
     """Gate, its activation, up and their product, each f wide; an ungated block keeps two.
 
-    The product is only kept where the down projection keeps its input. Compiled, the activation is
-    recomputed. Routed experts see top_k copies of each token, and their outputs are kept for the
-    routing weights' gradient; the router keeps fp32 probabilities.
+    The product is only kept where the down projection keeps its input. Megatron's fused SwiGLU recomputes
+    the activation; torch.compile keeps it (torchtune's 3B runs with and without). Routed experts see top_k
+    copies of each token, and their outputs are kept for the routing weights' gradient; the router keeps
+    fp32 probabilities.
     """
     c, h = s.dtypes.compute, s.shape.hidden
     kept = 0.0
     for width, role, copies in _widths(layer):
         down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
         product = _inputs_kept(adapted, down) if down else True
-        pointwise = max(1, (3 if layer.gated else 1) - (1 if lean(s) else 0))
+        pointwise = max(1, (3 if layer.gated else 1) - (s.plan.strategy is Strategy.MEGATRON))
         kept += width * copies * (s.dtypes.pointwise * pointwise + c * product)
         if role is Role.EXPERT:
             gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
@@ -232,8 +244,9 @@ def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
 
 
 def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
-    """Gradients alive at the widest point of a block's backward: of the product, of both its factors and of
-    the gate in the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients."""
+    """Alive at the widest point of a block's backward: the gradients of the product and of both its factors in
+    the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients. A forward that keeps
+    nothing passes through as much: both factors and their product."""
     c, h = s.dtypes.compute, s.shape.hidden
     widest = max((width * copies for width, _, copies in _widths(layer)), default=0)
     peak = max(c * 3 * widest, 3 * 4 * h) + s.dtypes.stream * h

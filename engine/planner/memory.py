@@ -103,6 +103,7 @@ class StageActivations:
     saved: float  # of all micro-batches in flight
     one_block: float  # what one block alone has saved
     live: float  # while one block is recomputed and goes backward
+    passing: float  # temporaries of one block's forward
     logits_forward: float
     logits_backward: float
     logits_reserved: float
@@ -112,13 +113,14 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
     """Bytes on one rank. Tensor parallelism cuts them by its degree (with sequence parallelism between the
     blocks, arXiv 2205.05198); the logits are cut by it too, and by CP, never by data parallelism."""
     tp = s.mesh.tp
-    saved = live = one = 0.0
+    saved = live = one = passing = 0.0
     for index, (count, layer, _) in enumerate(stage.blocks):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
         acts = block(s, layer, adapted)
         kept = acts.saved / tp + acts.saved_whole
         saved += count * kept
         live = max(live, acts.live / tp + acts.live_whole)
+        passing = max(passing, acts.passing / tp)
         one = max(one, kept)
     in_flight = micro_batches_in_flight(s) if first else 1.0
     saved *= s.tokens * in_flight
@@ -135,6 +137,7 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         saved,
         one * s.tokens,
         live * s.tokens,
+        passing * s.tokens,
         logits.forward * entries,
         logits.backward * entries,
         logits.reserved * entries,
@@ -169,7 +172,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     pools = g.pool + (grads - early if s.plan.strategy in FSDP_FAMILY else 0.0)
 
-    temporaries = acts.live if s.plan.strategy in FIXED_SEGMENTS else 0.0
+    temporaries = acts.passing if s.plan.strategy in FIXED_SEGMENTS else 0.0
 
     def phase(
         name: PhaseName,

@@ -88,14 +88,18 @@ def buffers(s: Setting, stage: Stage) -> Buffers:
 
 def _step_temporaries(s: Setting, stage: Stage, shard: float) -> float:
     """foreach Adam builds the denominators of every parameter at once; fused kernels need none (PyTorch,
-    torch/optim/adamw.py). 8-bit, Adafactor, Muon and the like work one parameter at a time."""
+    torch/optim/adamw.py). torchao's low-bit Adam unpacks both moments of one parameter to fp32, Adafactor and
+    Muon work on an fp32 copy of one parameter and its update."""
     trainable = stage.whole.trainable / shard
     element = 4 if s.dtypes.param == 4 or s.dtypes.master else 2
-    if s.plan.optimizer is Optimizer.ADAMW_FOREACH:
-        return trainable * element
-    if s.plan.optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON):
-        return 2 * 4 * max(stage.embedding if stage.root_trains else 0.0, stage.block.trainable / 3) / shard
-    return 0.0
+    match s.plan.optimizer:
+        case Optimizer.ADAMW_FOREACH:
+            return trainable * element
+        case Optimizer.ADAMW_8BIT | Optimizer.ADAMW_4BIT | Optimizer.ADAFACTOR | Optimizer.MUON:
+            embedding = stage.embedding if stage.root_trains else 0.0
+            return 2 * 4 * max(embedding, stage.block.trainable / 3) / shard
+        case _:
+            return 0.0
 
 
 def _fsdp(s: Setting, stage: Stage) -> Buffers:
@@ -152,14 +156,16 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
     in_backward = s.plan.optimizer_in_backward
     block = stage.block.trainable
     shard = s.mesh.param_shard if s.plan.strategy is Strategy.MEGATRON else 1
+    stepping = _step_temporaries(s, stage, shard)
     return Buffers(
         always=d.grad * stage.whole.trainable if ddp else 0.0,
         casts=casts,
         casts_at_end=d.compute * block if casts else 0.0,
         head_gradient=d.grad * stage.head if stage.root_trains and s.lora is None else 0.0,
         block_gradient=d.grad * (block / 3 if in_backward else 0.0),
-        root=d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0,
-        step=_step_temporaries(s, stage, shard),
+        root=(d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0)
+        + (stepping if in_backward else 0.0),
+        step=stepping,
     )
 
 

@@ -66,12 +66,14 @@ def _number(text: str) -> float | None:
 
 
 def _mem_kind(text: str) -> str:
-    """What the source measured; an unstated peak is taken as reserved, what most training logs print."""
+    """What the source measured. An unstated peak is taken as allocated, PyTorch's default peak counter."""
     if "nvidia-smi" in text or "per-GPU" in text or "INVERSE" in text:
         return "device"
-    if "alloc" in text or "active" in text:
-        return "allocated"
-    return "reserved"
+    return (
+        "reserved"
+        if "max_reserved" in text or "peak reserved" in text or "mem_reserved" in text
+        else "allocated"
+    )
 
 
 def plan_of(row: Row) -> Plan:
@@ -88,9 +90,9 @@ def plan_of(row: Row) -> Plan:
     fields |= _batch(f, fields)
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
     fields["compile"] = _compiled(f["compile"])
-    fields["loss"] = _loss(f["loss_impl"], bool(fields["compile"]))
-    if "loss" in f["compile"] and fields["loss"] == "full":
-        fields["loss"] = "compiled"
+    fields["loss"] = _loss(f["loss_impl"])
+    if re.search("loss|graph", f["compile"]) and fields["loss"] == "full":
+        fields["loss"] = "compiled"  # said, or part of the one graph that holds the whole step
     fields["attention"] = "eager" if f["attention"].startswith("eager") else "flash"
     fields |= _optimizer(f["optimizer"])
     fields |= _offload(f)
@@ -287,12 +289,10 @@ def _compiled(text: str) -> bool:
     return bool(re.match(r"yes|block|graph|model|loss", text)) and "loss only" not in text
 
 
-def _loss(text: str, compiled: bool) -> str:
+def _loss(text: str) -> str:
     lowered = text.lower()
     if "compiled" in lowered and "chunked" not in lowered:
         return "compiled"
-    if "chunked/compiled" in lowered or "or compiled" in lowered:
-        return "compiled" if compiled else "chunked"
     if "unchunked" in lowered:
         return "full"
     if "chunked" in lowered:
