@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ftdash.engine.plan import PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.result import Prediction
-from tests.accuracy.rows import Inexpressible, Row, fitted_sources, plan_of
+from tests.accuracy.rows import Inexpressible, Row, is_fitted, plan_of
 
 GIB = 2**30
 OPTIMISTIC = -0.10  # a plan this far under the measurement says "fits" where it may not
@@ -101,12 +101,11 @@ def _line(title: str, errors: list[float], *, speed: bool) -> str:
 
 def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) -> str:
     """The whole report as text."""
-    fitted = fitted_sources(rows)
     trusted = [c for c in found if c.row.trusted]
     halves = (
         ("all rows of high and medium confidence", trusted),
-        ("sources that constants were fitted to", [c for c in trusted if c.row.source in fitted]),
-        ("sources kept out of fitting", [c for c in trusted if c.row.source not in fitted]),
+        ("sources that constants were fitted to", [c for c in trusted if is_fitted(c.row.source)]),
+        ("sources kept out of fitting", [c for c in trusted if not is_fitted(c.row.source)]),
     )
     text = []
     inexpressible = [c for c in trusted if c.prediction is None]
@@ -126,7 +125,7 @@ def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) 
         for source in sorted({c.row.source for c in trusted}):
             errors = errors_of([c for c in trusted if c.row.source == source], which)
             if errors:
-                mark = "*" if source in fitted else " "
+                mark = "*" if is_fitted(source) else " "
                 text.append(_line(f"{mark} {source[-54:]}", errors, speed=speed))
     text.append("  * fitted\n")
     alarms = [c.row.id for c in trusted if c.false_alarm]
@@ -140,11 +139,11 @@ def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) 
     ]
     if each_row:
         text.append("\nevery row\n")
-        text += [_row_line(c, c.row.source in fitted) for c in found]
+        text += [_row_line(c) for c in found]
     return "".join(text)
 
 
-def _row_line(c: Comparison, fitted: bool) -> str:
+def _row_line(c: Comparison) -> str:
     f = c.row.fields
     if c.prediction is None:
         return f"  {c.row.id} {c.reason}\n"
@@ -169,5 +168,5 @@ def _row_line(c: Comparison, fitted: bool) -> str:
         f"{f['model'][:18]} {f['parallelism'][:22]} b{f['micro_batch'][:3]} s{f['seq_len'][:6]} "
         f"{f['act_ckpt'][:9]} {f['compile'][:6]}"
     )
-    mark = "*" if fitted else " "
+    mark = "*" if is_fitted(c.row.source) else " "
     return f" {mark}{c.row.id} {c.row.confidence[:3]} {settings:<72} {memory:<58} {speed}\n"

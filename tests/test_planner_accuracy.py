@@ -1,0 +1,37 @@
+"""The accuracy table covers the published runs, keeps its halves apart, and stays as good as it was measured."""
+
+from __future__ import annotations
+
+from tests.accuracy.report import compare, errors_of, render, summarise
+from tests.accuracy.rows import is_fitted, read
+
+
+def test_almost_every_trusted_run_can_be_planned() -> None:
+    trusted = [c for c in compare(read()) if c.row.trusted]
+    without_plan = [c for c in trusted if c.prediction is None]
+    assert len(without_plan) <= 0.05 * len(trusted)
+    assert all(c.reason for c in without_plan)
+
+
+def test_errors_stay_where_they_were_measured() -> None:
+    """Bounds a little above today's figures, for both halves apart: they catch a regression, they set no goal."""
+    found = [c for c in compare(read()) if c.row.trusted]
+    for fitted, median_memory, median_speed in ((True, 0.06, 0.12), (False, 0.10, 0.18)):
+        half = [c for c in found if is_fitted(c.row.source) == fitted]
+        assert summarise(errors_of(half, lambda c: c.memory_error)).median <= median_memory
+        assert summarise(errors_of(half, lambda c: c.speed_error)).median <= median_speed
+
+
+def test_both_halves_hold_many_sources_and_rows() -> None:
+    rows = [row for row in read() if row.trusted]
+    fitted = {row.source for row in rows if is_fitted(row.source)}
+    kept_out = {row.source for row in rows} - fitted
+    assert len(fitted) >= 15
+    assert len(kept_out) >= 15
+
+
+def test_the_report_names_halves_misses_and_false_alarms() -> None:
+    rows = read()
+    text = render(rows, compare(rows))
+    for words in ("fitted to", "kept out of fitting", "false alarms", "optimistic", "tokens/s", "M228"):
+        assert words in text
