@@ -10,6 +10,7 @@ from statistics import median
 from ftdash.monitor import liveness
 from ftdash.monitor.beat import Beat
 from ftdash.monitor.liveness import FINAL, Signs
+from ftdash.monitor.nvml.shown import gpu_state
 from ftdash.monitor.records import to_float
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import Alert, ExpertLayer, GpuState, RankState, RunPhase, RunState
@@ -161,25 +162,7 @@ def _rank_state(
 
 
 def _gpus(node: NodeSummary) -> list[GpuState]:
-    return [
-        GpuState(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            name=gpu.name,
-            host=node.host,
-            state=gpu.state,
-            memory_used=gpu.memory_used,
-            memory_total=gpu.memory_total,
-            util=gpu.util,
-            power_w=gpu.power_w,
-            power_limit_w=gpu.power_limit_w,
-            temp_c=gpu.temp_c,
-            sm_mhz=gpu.sm_mhz,
-            throttle=tuple(gpu.throttle),
-            error=gpu.error,
-        )
-        for _, gpu in sorted(node.gpus.items())
-    ]
+    return [gpu_state(gpu, node.host) for _, gpu in sorted(node.gpus.items())]
 
 
 def _experts(ranks: list[RankSummary]) -> tuple[ExpertLayer, ...]:

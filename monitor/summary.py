@@ -190,7 +190,7 @@ class NodeSummary:
     host: str
     last_t: float = 0.0
     node: Node | None = None
-    gpus: dict[int, GpuSample] = field(default_factory=dict)
+    gpus: dict[tuple[int, int], GpuSample] = field(default_factory=dict)  # by GPU and MIG instance, or -1
     skew: SkewMeter = field(default_factory=SkewMeter)
 
     @property
@@ -304,7 +304,7 @@ class Summary:
                 if summary.exit is not None and summary.exit.pid != record.pid:
                     summary.exit = None  # the launcher has started it again
             elif isinstance(record, GpuSample):
-                node.gpus[record.index] = record
+                node.gpus[record.index, -1 if record.mig_index is None else record.mig_index] = record
             elif isinstance(record, Node):
                 node.node = record
             elif isinstance(record, Exit):

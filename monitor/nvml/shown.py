@@ -36,5 +36,7 @@ def gpu_state(sample: GpuSample, host: str = "") -> GpuState:
         remap_pending=sample.remap_pending,
         remap_failed=sample.remap_failed,
         xids=tuple(sample.xids),
-        unavailable=tuple(f"{field}: {why}" for field, why in sample.unavailable.items()),
+        unavailable=tuple(f"{field}: {why}" for field, why in sample.unavailable.items())
+        if sample.unavailable
+        else (),
     )

@@ -17,7 +17,7 @@ STEPS = 40
 
 def follow(root: Path) -> None:
     """One step of all ranks and one sample of all nodes between two polls, as a live run would give."""
-    cluster = Cluster(RANKS, experts=64)
+    cluster = Cluster(RANKS, experts=64, start_t=time.time() - STEPS)
     run = cluster.create(root, "wide")
     before_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     reader = RunReader(run)

@@ -21,8 +21,15 @@ class Cluster:
     """The records of a run of `ranks` ranks, `per_node` on a node, one step every `step_s` seconds."""
 
     def __init__(
-        self, ranks: int, per_node: int = 8, step_s: float = 1.0, slow_from: int = 10, experts: int = 0
+        self,
+        ranks: int,
+        per_node: int = 8,
+        step_s: float = 1.0,
+        slow_from: int = 10,
+        experts: int = 0,
+        start_t: float = START_T,
     ) -> None:
+        self.start_t = start_t
         self.ranks = ranks
         self.per_node = per_node
         self.step_s = step_s
@@ -43,12 +50,17 @@ class Cluster:
     def create(self, root: Path, name: str, state: str = "running", steps: int = 0) -> RunDir:
         """The run directory with meta records; `steps` of telemetry are appended at once."""
         manifest = Manifest(
-            run=name, state=state, world_size=self.ranks, hosts=self.hosts, max_steps=100_000, created=START_T
+            run=name,
+            state=state,
+            world_size=self.ranks,
+            hosts=self.hosts,
+            max_steps=100_000,
+            created=self.start_t,
         )
         run = RunDir.create(manifest, root)
         for rank in range(self.ranks):
             meta = Meta(
-                t=START_T,
+                t=self.start_t,
                 rank=rank,
                 local_rank=rank % self.per_node,
                 world_size=self.ranks,
@@ -84,7 +96,7 @@ class Cluster:
         forward = 0.3 * self.step_s * slow * (1 + noise(0, 0.02))
         backward = max(0.05, 0.95 * self.step_s - forward)
         yield Step(
-            t=START_T + step * self.step_s,
+            t=self.start_t + step * self.step_s,
             step=step,
             loss=2.0 / (1 + step / 500) + noise(0, 0.01),
             lr=1e-5,
@@ -103,11 +115,11 @@ class Cluster:
         )
         if self.experts:
             counts = [self._random.randrange(200, 400) for _ in range(self.experts)]
-            yield Experts(t=START_T + step * self.step_s, step=step, layer=0, counts=counts)
+            yield Experts(t=self.start_t + step * self.step_s, step=step, layer=0, counts=counts)
 
     def node_records(self, node: int, step: int) -> Iterator[Record]:
         """What one node's agent writes in one second: its GPUs and its ranks' processes."""
-        t = START_T + step * self.step_s
+        t = self.start_t + step * self.step_s
         for local in range(min(self.per_node, self.ranks - node * self.per_node)):
             rank = node * self.per_node + local
             lost = node == 1 and local == 1 and step >= 5 * self.slow_from
