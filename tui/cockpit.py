@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
@@ -20,11 +20,13 @@ from textual.widget import Widget
 from ftdash.monitor.rundir import RunDir, RunError, list_runs
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
-from ftdash.tui.feed import RunFeed
 from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.plain_terminal import AsciiFilter
 from ftdash.tui.widgets.bars import HintBar, TabBar
+
+if TYPE_CHECKING:
+    from ftdash.tui.feed import RunFeed
 
 ORDER = ("plan", "launch", "monitor", "diagnose")
 PAIRS = {"plan": "launch", "launch": "plan", "monitor": "diagnose", "diagnose": "monitor"}
@@ -103,7 +105,6 @@ class Cockpit(App[None]):
 
     def _after_first_paint(self) -> None:
         # What lives now lives long: keeping it out of later collections halves the slowest key presses.
-        gc.collect()
         gc.freeze()
         gc.enable()
         if self._first_run is not None:
@@ -192,6 +193,8 @@ class Cockpit(App[None]):
 
     def follow(self, run: RunDir) -> None:
         """Watch this run from now on."""
+        from ftdash.tui.feed import RunFeed
+
         if self.feed is not None:
             self.feed.close()
         self.feed = RunFeed(run, lambda: self.post_message(RunUpdated()))

@@ -152,6 +152,9 @@ class PlanPane(Pane):
         self.query_one(StackedBar).show(self.prediction, self.trouble)
         self.query_one(SpeedPanel).show(self.prediction, self._gpu())
         self._show_inputs()
+        self._show_neighbours_soon()
+
+    def _show_neighbours_soon(self) -> None:
         if self._neighbours is not None:
             self._neighbours.stop()
         self._neighbours = self.set_timer(NEIGHBOURS_AFTER_S, self._show_neighbours)
@@ -232,7 +235,7 @@ class PlanPane(Pane):
 
     def fitted(self) -> None:
         if self.size.width:
-            self._show_neighbours()
+            self._show_neighbours_soon()
 
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:
