@@ -105,7 +105,7 @@ def test_fsdp_files_make_the_plugin_that_the_plan_asks_for(plan, tmp_path, monke
         "Qwen3DecoderLayer" if plan.model == "qwen3-8b" else "Qwen3MoeDecoderLayer"
     ]
     assert "SHARDED" in str(plugin.state_dict_type)
-    assert plugin.activation_checkpointing
+    assert plugin.activation_checkpointing is (plan.method is Method.FULL)
     if version == 2:
         assert plugin.reshard_after_forward is (plan.strategy is not Strategy.FSDP_NO_RESHARD)
     else:
@@ -187,6 +187,10 @@ def test_one_place_alone_recomputes_activations():
     assert yaml.safe_load(fsdp.files["fsdp.yaml"])["fsdp_config"]["fsdp_activation_checkpointing"] is True
     argv = fsdp.preferred.nodes[0]
     assert argv[argv.index("--checkpointing") + 1] == "none"
+    lora = made(replace(BASE, method=Method.LORA))
+    assert yaml.safe_load(lora.files["fsdp.yaml"])["fsdp_config"]["fsdp_activation_checkpointing"] is False
+    argv = lora.preferred.nodes[0]
+    assert argv[argv.index("--checkpointing") + 1] == "full"
     zero = made(replace(BASE, strategy=Strategy.ZERO3)).preferred.nodes[0]
     assert zero[zero.index("--checkpointing") + 1] == "full"
 

@@ -130,8 +130,8 @@ class Bundle:
             if found := _accelerate_backend(document):
                 return self._with_stage(found)
         for document in self.of(Kind.AXOLOTL):
-            if found := document.get("deepspeed"):
-                return self._with_stage(Backend("zero", found.where, _stage_in_name(str(found.value))))
+            if named := document.get("deepspeed"):
+                return self._with_stage(Backend("zero", named.where, _stage_in_name(str(named.value))))
             if document.get("fsdp") or document.get("fsdp_config"):
                 version = document.get("fsdp_version") or document.get("fsdp_config", "fsdp_version")
                 version = version or document.get("fsdp_config", "version")

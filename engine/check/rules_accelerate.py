@@ -54,17 +54,23 @@ def cpu_single_process(bundle: Bundle) -> Iterator[Finding]:
     """accelerate starts one process, exit 0, for MULTI_CPU without mpirun and for --cpu."""
     for document in bundle.of(Kind.ACCELERATE):
         kind, count = document.get("distributed_type"), document.get("num_processes")
-        if kind and str(kind.value) == "MULTI_CPU" and not document.section("mpirun_config"):
-            if count and isinstance(count.value, int) and count.value > 1:
-                yield error(
-                    "cpu-single-process",
-                    kind.where,
-                    f"distributed_type MULTI_CPU with num_processes {count.value}: accelerate launch starts "
-                    "one "
-                    "process, without a word",
-                    "use torchrun --nproc-per-node, or mpirun_config, or MULTI_GPU with the trainer's "
-                    "use_cpu=True",
-                )
+        if (
+            kind
+            and str(kind.value) == "MULTI_CPU"
+            and not document.section("mpirun_config")
+            and count
+            and isinstance(count.value, int)
+            and count.value > 1
+        ):
+            yield error(
+                "cpu-single-process",
+                kind.where,
+                f"distributed_type MULTI_CPU with num_processes {count.value}: accelerate launch starts "
+                "one "
+                "process, without a word",
+                "use torchrun --nproc-per-node, or mpirun_config, or MULTI_GPU with the trainer's "
+                "use_cpu=True",
+            )
         if kind and str(kind.value) == "NO" and count and isinstance(count.value, int) and count.value > 1:
             yield warning(
                 "single-process",
@@ -73,13 +79,13 @@ def cpu_single_process(bundle: Bundle) -> Iterator[Finding]:
                 "use MULTI_GPU, FSDP or DEEPSPEED",
             )
     for document, shell, launch in bundle.launches():
-        count = shell.number(launch.option("--num_processes")) or 0
-        if launch.launcher == "accelerate" and launch.has("--cpu") and count > 1:
+        started = shell.number(launch.option("--num_processes")) or 0
+        if launch.launcher == "accelerate" and launch.has("--cpu") and started > 1:
             yield error(
                 "cpu-single-process",
                 document.at(launch.line),
-                f"accelerate launch --cpu --num_processes {count} starts one process, without a word",
-                f"torchrun --nproc-per-node {count}, with the trainer's use_cpu=True",
+                f"accelerate launch --cpu --num_processes {started} starts one process, without a word",
+                f"torchrun --nproc-per-node {started}, with the trainer's use_cpu=True",
             )
 
 

@@ -129,7 +129,7 @@ def eight_bit_under_sharding(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def reentrant_checkpointing(bundle: Bundle) -> Iterator[Finding]:
-    """DDP marks a LoRA parameter ready twice under re-entrant recomputation (huggingface/peft#313, trl#921)."""
+    """DDP marks a LoRA parameter ready twice under re-entrant recomputation (peft#313, trl#921)."""
     kwargs = bundle.argument("gradient_checkpointing_kwargs")
     where, reentrant = "", None
     if kwargs and isinstance(kwargs.value, dict):
@@ -181,6 +181,31 @@ def unused_parameters(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
+def adapters_behind_checkpoint_wrappers(bundle: Bundle) -> Iterator[Finding]:
+    """FSDP's recomputation wraps layers, and PEFT 0.21.2 then finds no adapter to save in them.
+
+    Seen on two gloo ranks: checkpoints and the final adapter are empty files, and nothing is said.
+    """
+    ours = bundle.fsdp_option("activation_checkpointing")
+    backend = bundle.backend
+    if not is_true(ours) or ours is None or bundle.adapters is None:
+        return
+    if backend is None or not backend.name.startswith("fsdp"):
+        return
+    peft = bundle.versions.get("peft")
+    certain = peft is not None and peft.value.startswith("0.21.")
+    # Axolotl brings its own PEFT release and its own way of saving.
+    report = error if certain else note if bundle.of(Kind.AXOLOTL) else warning
+    yield report(
+        "adapter-saved-empty",
+        ours.where,
+        f"fsdp_activation_checkpointing with adapters ({bundle.adapters.where}): PEFT "
+        f"{peft.value if peft else '0.21.2'} saves an empty adapter, without an error",
+        "set it to false, and the trainer's gradient_checkpointing=True",
+    )
+
+
+@check
 def adapter_switch_under_fsdp2(bundle: Bundle) -> Iterator[Finding]:
     """Changes of requires_grad must reach the shards (PEFT's FSDP guide)."""
     if bundle.backend is None or bundle.backend.name != "fsdp2":
@@ -227,7 +252,7 @@ def trained_embeddings(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def kbit_preparation(bundle: Bundle) -> Iterator[Finding]:
-    """Norms and embeddings become fp32, and so do the activations (bitsandbytes#1569, huggingface/peft#3265)."""
+    """Norms and embeddings become fp32, and so do activations (bitsandbytes#1569, peft#3265)."""
     for document, _, call in bundle.script_calls():
         if call.last == "prepare_model_for_kbit_training":
             yield note(
@@ -355,7 +380,7 @@ def _router_logits(bundle: Bundle) -> Sourced | None:
 
 @check
 def unmerged_expert_adapters(bundle: Bundle) -> Iterator[Finding]:
-    """Serving engines do not apply adapters on 3-D expert weights: merge before serving (PEFT's LoRA guide)."""
+    """Serving engines do not apply adapters on 3-D expert weights: merge first (PEFT's LoRA guide)."""
     targets = _call_option(bundle, ("LoraConfig",), "target_parameters") or bundle.argument(
         "lora_target_parameters"
     )
@@ -417,7 +442,7 @@ def expert_rank(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def fsdp2_upcast(bundle: Bundle) -> Iterator[Finding]:
-    """accelerate below 1.13 turns the whole module to fp32 under FSDP2 with mixed precision (accelerate#3844)."""
+    """accelerate below 1.13 turns the whole module to fp32 under FSDP2 (accelerate#3844)."""
     old = bundle.older("accelerate", "1.13")
     if old and bundle.adapters and bundle.backend and bundle.backend.name == "fsdp2":
         yield warning(

@@ -9,7 +9,7 @@ from ftdash.engine.check.documents import Kind, Sourced
 from ftdash.engine.check.findings import Finding, error, warning
 from ftdash.engine.check.registry import check
 
-# DeepSpeed key, trainer argument; the trainer raises on a difference (transformers/integrations/deepspeed.py).
+# DeepSpeed key, trainer argument; the trainer raises on a difference (HfTrainerDeepSpeedConfig).
 _SHARED = (
     (("train_micro_batch_size_per_gpu",), "per_device_train_batch_size"),
     (("gradient_accumulation_steps",), "gradient_accumulation_steps"),

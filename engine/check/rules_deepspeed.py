@@ -81,7 +81,7 @@ def offload_by_stage(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def gather_on_save(bundle: Bundle) -> Iterator[Finding]:
-    """Without the gather, save_model() leaves shards and no model (huggingface/transformers#25817, #34524)."""
+    """Without the gather, save_model() leaves shards and no model (transformers#25817, #34524)."""
     for document in bundle.of(Kind.DEEPSPEED):
         if _stage(document) != 3:
             continue
@@ -133,7 +133,7 @@ def unknown_zero_keys(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def moe_without_leaf_modules(bundle: Bundle) -> Iterator[Finding]:
-    """A rank whose tokens miss an expert skips its gather; the others wait (deepspeedai/DeepSpeed#4808, #4966)."""
+    """A rank whose tokens miss an expert skips its gather; the others wait (DeepSpeed#4808, #4966)."""
     backend = bundle.backend
     if backend is None or backend.stage != 3 or bundle.model is None or not bundle.model[0].is_moe:
         return

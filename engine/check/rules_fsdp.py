@@ -227,7 +227,7 @@ def full_state_dict_of_large_model(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def every_rank_loads(bundle: Bundle) -> Iterator[Finding]:
-    """Without RAM-efficient loading every local rank reads the whole model (huggingface/transformers#25107)."""
+    """Without RAM-efficient loading every local rank reads the whole model (transformers#25107)."""
     found = bundle.fsdp_option("cpu_ram_efficient_loading")
     if not is_false(found) or found is None:
         return

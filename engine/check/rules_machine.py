@@ -19,9 +19,10 @@ def port_taken(bundle: Bundle) -> Iterator[Finding]:
         if port := document.get("main_process_port"):
             found.append(port)
     for document, shell, launch in bundle.launches():
-        if port_text := launch.option("--master_port", "--main_process_port"):
-            if number := shell.number(port_text):
-                found.append(Sourced(number, document.at(launch.line)))
+        if (port_text := launch.option("--master_port", "--main_process_port")) and (
+            number := shell.number(port_text)
+        ):
+            found.append(Sourced(number, document.at(launch.line)))
     for port in found:
         if isinstance(port.value, int) and 0 < port.value < 65536 and _listening(port.value):
             yield note(
@@ -72,15 +73,14 @@ def shards_and_world(bundle: Bundle) -> Iterator[Finding]:
             and not universal
             and bundle.world
             and checkpoint.ranks
-        ):
-            if checkpoint.ranks != bundle.world.value:
-                yield error(
-                    "checkpoint-world-size",
-                    where,
-                    f"{path.name} holds the shards of {checkpoint.ranks} data-parallel ranks, and "
-                    f"{bundle.world.value} are started ({bundle.world.where})",
-                    "convert it: ftdash checkpoint convert --to universal, and set load_universal",
-                )
+        ) and checkpoint.ranks != bundle.world.value:
+            yield error(
+                "checkpoint-world-size",
+                where,
+                f"{path.name} holds the shards of {checkpoint.ranks} data-parallel ranks, and "
+                f"{bundle.world.value} are started ({bundle.world.where})",
+                "convert it: ftdash checkpoint convert --to universal, and set load_universal",
+            )
 
 
 def _resume_paths(bundle: Bundle) -> Iterator[tuple[Sourced, Document]]:

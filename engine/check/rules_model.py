@@ -182,7 +182,7 @@ def axolotl_mesh(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def tied_embeddings(bundle: Bundle) -> Iterator[Finding]:
-    """torch 2.13 refuses a shared parameter in two FSDP2 groups; accelerate 1.15 puts both in one (accelerate#4171)."""
+    """torch 2.13 refuses a parameter in two FSDP2 groups; accelerate 1.15 mends it (accelerate#4171)."""
     backend, model = bundle.backend, bundle.model
     if backend is None or backend.name != "fsdp2" or model is None or not model[0].tied_embeddings:
         return
@@ -195,10 +195,10 @@ def tied_embeddings(bundle: Bundle) -> Iterator[Finding]:
     if new_torch and (old_accelerate or (policy and str(policy.value).upper() == "NO_WRAP")):
         yield error(
             "tied-embeddings-fsdp2",
-            (old_accelerate or policy or torch).where,  # type: ignore[union-attr]
-            f"{shape.name} ties its embeddings ({named_at}), and torch {torch.value} refuses a parameter "
-            "shared by "  # type: ignore[union-attr]
-            "two FSDP groups",
+            old_accelerate.where if old_accelerate else backend.where,
+            f"{shape.name} ties its embeddings ({named_at}), and torch {torch.value if torch else ''} "
+            "refuses "
+            "a parameter shared by two FSDP groups",
             fix,
         )
     elif old_accelerate and torch is None:

@@ -151,16 +151,19 @@ def arguments_after_model(bundle: Bundle) -> Iterator[Finding]:
         order = {id(call): index for index, call in enumerate(script.calls)}
         first = min(order[id(call)] for call in arguments + parsed)
         for call in script.calls:
-            if call.last == "from_pretrained" and re.search(r"Model|ForCausalLM", call.owner):
-                if order[id(call)] < first:
-                    yield warning(
-                        "arguments-after-model",
-                        document.at(call.line),
-                        f"{call.name}() runs before the trainer's arguments exist (line "
-                        f"{arguments[0].line}): under "
-                        "ZeRO-3 every rank loads the whole model",
-                        f"build {arguments[0].last} first, then load the model",
-                    )
+            if (
+                call.last == "from_pretrained"
+                and re.search(r"Model|ForCausalLM", call.owner)
+                and order[id(call)] < first
+            ):
+                yield warning(
+                    "arguments-after-model",
+                    document.at(call.line),
+                    f"{call.name}() runs before the trainer's arguments exist (line "
+                    f"{arguments[0].line}): under "
+                    "ZeRO-3 every rank loads the whole model",
+                    f"build {arguments[0].last} first, then load the model",
+                )
 
 
 @check

@@ -246,14 +246,18 @@ def _launcher_tasks(
             f"{launch.launcher} is started without srun: it runs on the first of {shell.nodes} nodes only",
             f"srun --ntasks-per-node=1 {launch.launcher} ...",
         )
-    if several and launch.launcher == "torchrun" and launch.srun:
-        if not launch.has("--nnodes") or launch.has("--standalone"):
-            yield error(
-                "nnodes-missing",
-                where,
-                f"{shell.nodes} nodes, and torchrun is told of one: each node trains its own model",
-                "--nnodes $SLURM_NNODES --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:$MASTER_PORT",
-            )
+    if (
+        several
+        and launch.launcher == "torchrun"
+        and launch.srun
+        and (not launch.has("--nnodes") or launch.has("--standalone"))
+    ):
+        yield error(
+            "nnodes-missing",
+            where,
+            f"{shell.nodes} nodes, and torchrun is told of one: each node trains its own model",
+            "--nnodes $SLURM_NNODES --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:$MASTER_PORT",
+        )
 
 
 def _started_elsewhere(shell: Shell, launch: Launch) -> bool:
@@ -263,7 +267,7 @@ def _started_elsewhere(shell: Shell, launch: Launch) -> bool:
 
 @check
 def gpu_binding(bundle: Bundle) -> Iterator[Finding]:
-    """One GPU per task makes every rank's GPU number 0: local rank 1 is an invalid device (ACEsuit/mace#435)."""
+    """One GPU per task makes every rank's GPU number 0: local rank 1 names no device (mace#435)."""
     for document, shell in _batches(bundle):
         for name in ("--gpus-per-task", "--gpu-bind"):
             options = [(shell.sbatch[name][0], shell.sbatch[name][1])] if name in shell.sbatch else []
@@ -302,18 +306,22 @@ def cpus_per_task(bundle: Bundle) -> Iterator[Finding]:
         if {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"} & set(shell.variables):
             continue
         for command in shell.commands:
-            if command.program == "srun" and any(launch.srun is command for launch in shell.launches):
-                if command.option("--cpus-per-task", "-c") is None and not _short_cpus(command.texts):
-                    yield warning(
-                        "srun-cpus-per-task",
-                        document.at(command.line),
-                        "srun names no --cpus-per-task: since Slurm 22.05 it does not inherit sbatch's "
-                        f"{asked}, "
-                        "and ranks may share one core",
-                        "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or srun "
-                        "--cpus-per-task=$SLURM_CPUS_PER_TASK",
-                    )
-                    break
+            if (
+                command.program == "srun"
+                and any(launch.srun is command for launch in shell.launches)
+                and command.option("--cpus-per-task", "-c") is None
+                and not _short_cpus(command.texts)
+            ):
+                yield warning(
+                    "srun-cpus-per-task",
+                    document.at(command.line),
+                    "srun names no --cpus-per-task: since Slurm 22.05 it does not inherit sbatch's "
+                    f"{asked}, "
+                    "and ranks may share one core",
+                    "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK, or srun "
+                    "--cpus-per-task=$SLURM_CPUS_PER_TASK",
+                )
+                break
 
 
 def _short_cpus(texts: list[str]) -> bool:
@@ -348,13 +356,15 @@ def signals(bundle: Bundle) -> Iterator[Finding]:
                     f"bash runs the trap only after the foreground command ends: {name} comes too late",
                     "start srun with & and wait for it",
                 )
-        elif any(launch.launcher in ("torchrun", "accelerate") for launch in shell.launches):
-            if "TERM" not in name:
-                yield warning(
-                    "signal-launcher",
-                    document.at(line),
-                    f"--signal={value} goes to the launcher, and torchrun's agent does not pass {name} to "
-                    "the ranks",
-                    "send it to the batch shell (B:) and trap it there: a trigger file, or scancel --signal "
-                    "to the step",
-                )
+        elif (
+            any(launch.launcher in ("torchrun", "accelerate") for launch in shell.launches)
+            and "TERM" not in name
+        ):
+            yield warning(
+                "signal-launcher",
+                document.at(line),
+                f"--signal={value} goes to the launcher, and torchrun's agent does not pass {name} to "
+                "the ranks",
+                "send it to the batch shell (B:) and trap it there: a trigger file, or scancel --signal "
+                "to the step",
+            )

@@ -12,7 +12,8 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=][^}]*)?\}|(\w+))")
 _SPLIT = ("&&", "||", ";", "|", "&", "(", ")", "{", "}")
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python")
 _SBATCH_SHORT = {
-    "-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus", "-t": "--time", "-p": "--partition",
+    "-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus", "-t": "--time",
+    "-p": "--partition",
 }  # fmt: skip
 _SRUN_SHORT = {"-N": "--nodes", "-n": "--ntasks", "-c": "--cpus-per-task", "-G": "--gpus", "-w": "--nodelist"}
 
@@ -357,7 +358,8 @@ def _open_quote(text: str) -> str:
 def _tokens(text: str) -> list[Word | str]:
     """Words and control operators. `$(...)` stays one piece, its variables count as expanded here."""
     tokens: list[Word | str] = []
-    buffer, expanded = "", set()
+    buffer = ""
+    expanded: set[str] = set()
     quoted = single_only = False
     started = False
     index = 0

@@ -154,7 +154,8 @@ def _universal(checkpoint: Checkpoint, scratch: Path) -> list[str]:
         )
     name = f"{checkpoint.shards.name}_universal"
     # --inject_missing_state: client optimizers write no universal information of their own.
-    _run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--input_folder", str(checkpoint.shards),
+    _run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal",
+          "--input_folder", str(checkpoint.shards),
           "--output_folder", str(scratch / name), "--inject_missing_state"])  # fmt: skip
     (scratch / "latest_universal").write_text(name)
     for file in checkpoint.path.iterdir():

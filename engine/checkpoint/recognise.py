@@ -19,7 +19,7 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`shards` is the folder that holds the weights; `ranks` how many wrote it, 0 when that does not matter."""
+    """`shards` is the folder that holds the weights; `ranks` how many wrote it, 0 when it does not matter."""
 
     path: Path
     kind: CheckpointKind
@@ -45,7 +45,7 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def inspect(path: Path) -> Checkpoint | None:
-    """The checkpoint in `path`: a trainer's checkpoint-N folder, its inner shard folder, or a model folder."""
+    """The checkpoint in `path`: a trainer's checkpoint-N, its inner shard folder, or a model folder."""
     if not path.is_dir():
         return None
     for look in (_deepspeed, _dcp, _adapter, _full):
@@ -164,6 +164,8 @@ def _dcp(path: Path) -> Checkpoint | None:
         problem = _unfinished(path)
         if not metadata.is_file():
             problem = problem or ".metadata, written last, is missing"
+        elif not any(file.stat().st_size for file in files):
+            problem = problem or "its shards hold no tensor"
         elif missing := _missing_shards(metadata, {file.name for file in files}):
             problem = problem or f"{missing[0]} is missing"
         return Checkpoint(
@@ -247,4 +249,6 @@ def _broken_safetensors(file: Path) -> str:
         except ValueError:
             return f"{file.name} has a broken header"
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if not ends:
+        return f"{file.name} holds no tensor"
     return f"{file.name} is cut short" if max(ends, default=0) + 8 + length > size else ""

@@ -116,7 +116,7 @@ def _fsdp2(plan: Plan, shape: ModelShape) -> list[Line]:
         ("fsdp_offload_params", plan.offload is Offload.ALL, ""),
         _activation_checkpointing(plan),
     ]
-    if plan.activation_offload and plan.checkpointing is not Checkpointing.NONE:
+    if plan.activation_offload and lines[-1][1]:
         lines.append(("fsdp_activation_checkpointing_offload", True, "layer inputs wait in host memory"))
     return lines
 
@@ -154,12 +154,12 @@ def _wrap(shape: ModelShape) -> list[Line]:
 
 
 def _activation_checkpointing(plan: Plan) -> Line:
-    on = plan.checkpointing is not Checkpointing.NONE
-    return (
-        "fsdp_activation_checkpointing",
-        on,
-        "here only: the trainer's own switch stays off" if on else "",
-    )
+    if plan.checkpointing is Checkpointing.NONE:
+        return ("fsdp_activation_checkpointing", False, "")
+    if plan.method is not Method.FULL:
+        # Its wrappers hide adapters from PEFT 0.21.2, which then saves none of them, without an error.
+        return ("fsdp_activation_checkpointing", False, "the trainer's own is on: PEFT would save no adapter")
+    return ("fsdp_activation_checkpointing", True, "here only: the trainer's own switch stays off")
 
 
 def _deepspeed(plan: Plan, nodes: int, deepspeed_file: str | None) -> list[Line]:

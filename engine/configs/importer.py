@@ -161,7 +161,8 @@ def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, An
 def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    zero = data.get("zero_optimization") if isinstance(data.get("zero_optimization"), dict) else {}
+    found = data.get("zero_optimization")
+    zero: dict[str, Any] = found if isinstance(found, dict) else {}
     stage = zero.get("stage", 0)
     fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
     devices = [str((zero.get(part) or {}).get("device")) for part in ("offload_optimizer", "offload_param")]

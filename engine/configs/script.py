@@ -72,6 +72,6 @@ def script_strategy(plan: Plan) -> str:
 
 
 def _checkpointing(plan: Plan) -> str:
-    """Under FSDP the accelerate file owns recomputation: two places at once are refused by the trainer."""
+    """Under FSDP the accelerate file recomputes a full fine-tune: two places at once are refused."""
     owned = plan.strategy in FSDP2 | {Strategy.FSDP1} and plan.gpus > 1 and not uses_distributed_config(plan)
-    return str(Checkpointing.NONE if owned else plan.checkpointing)
+    return str(Checkpointing.NONE if owned and plan.method is Method.FULL else plan.checkpointing)

@@ -103,8 +103,10 @@ class _Stage:
         metas = self._run("train", self.plan, self.out, save=SAVE_STEPS if self.saves_checkpoints else 0)
         meta = metas[0]
         proved = [
-            (f"{STEPS} steps on {meta.world_size} ranks as {meta.strategy or self.plan.strategy}: "
-            f"{meta.distributed_type}, {meta.wrapped_class}")
+            (
+                f"{STEPS} steps on {meta.world_size} ranks as {meta.strategy or self.plan.strategy}: "
+                f"{meta.distributed_type}, {meta.wrapped_class}"
+            )
         ]
         if (self.plan.strategy in FSDP2 and self.plan.gpus > 1) or uses_distributed_config(self.plan):
             if not meta.dtensor_params:
@@ -148,8 +150,10 @@ class _Stage:
                 "unmatched"
             )
         return [
-            (f"checkpoint-{STEPS} ({checkpoint.kind}) converts to {target}: {result.equal} tensors, bit "
-            "for bit")
+            (
+                f"checkpoint-{STEPS} ({checkpoint.kind}) converts to {target}: {result.equal} tensors, bit "
+                "for bit"
+            )
         ]
 
     def resumed(self, checkpoint: Checkpoint) -> list[str]:

@@ -84,10 +84,10 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         _print({"checkpoints": rows, "last_whole": str(last.path) if last else None})
         return 0
-    for row in rows:
+    for checkpoint, row in zip(found, rows, strict=True):
+        size = f"{checkpoint.bytes / 2**20:.1f} MiB"
         ranks = f"{row['ranks']} ranks" if row["ranks"] else ""
         state = "whole" if row["whole"] else f"half written: {row['problem']}"
-        size = f"{row['bytes'] / 2**20:.1f} MiB"
         sys.stdout.write(f"{row['kind']:<10} {size:>12}  {ranks:<9} {row['path']}  {state}\n")
     if not rows:
         sys.stdout.write(f"no checkpoint below {root}\n")
