@@ -170,6 +170,7 @@ class RankSample(Record, tag="proc"):
     beat_step: int = 0
     beat_phase: str = ""
     gpu_uuid: str = ""
+    gpu_unsure: str = ""  # why the mapping to this GPU is not certain
 
 
 class Node(Record, tag="node"):

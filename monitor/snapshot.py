@@ -119,7 +119,7 @@ def _rank_state(
     gpus: Mapping[str, GpuState],
 ) -> RankState:
     meta, last, sample = rank.meta, rank.last, rank.sample
-    gpu = gpus.get(sample.gpu_uuid if sample and sample.gpu_uuid else meta.device_uuid if meta else "")
+    gpu = None if meta and meta.device.startswith("cpu") else gpus.get(_gpu_uuid(rank))
     host = rank.sample_host or (meta.host if meta else "")
     node = nodes.get(host)
     if gpu is not None:
@@ -158,7 +158,16 @@ def _rank_state(
         state=state,
         descendants=tuple(sample.descendants) if sample and not signs.gone else (),
         gpu=gpu,
+        gpu_unsure=sample.gpu_unsure if sample and gpu and not (meta and meta.device_uuid) else "",
     )
+
+
+def _gpu_uuid(rank: RankSummary) -> str:
+    """What the rank itself reported, else what its agent concluded from its environment."""
+    if rank.meta and rank.meta.device_uuid:
+        uuid = rank.meta.device_uuid
+        return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+    return rank.sample.gpu_uuid if rank.sample else ""
 
 
 def _gpus(node: NodeSummary) -> list[GpuState]:

@@ -101,6 +101,7 @@ class RankState:
     state: RankPhase = RankPhase.STARTING
     descendants: tuple[int, ...] = ()
     gpu: GpuState | None = None
+    gpu_unsure: str = ""  # "mapping unsure: ...", when CUDA's order of the GPUs is not known
 
 
 @dataclass(frozen=True, slots=True)

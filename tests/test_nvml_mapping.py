@@ -13,7 +13,10 @@ from ftdash.monitor.nvml.mapping import (
     pids_by_namespace,
     visible_devices,
 )
-from ftdash.monitor.records import GpuProcess, GpuSample
+from ftdash.monitor.reader import RunReader
+from ftdash.monitor.records import GpuProcess, GpuSample, Meta, RankSample, Record, encode_line
+from ftdash.monitor.rundir import Manifest, RunDir
+from ftdash.monitor.state import RankState
 
 
 def gpu(index: int, name: str = "H100", **more) -> GpuSample:
@@ -135,3 +138,34 @@ def test_processes_hidden_by_the_namespace_are_said():
     sample = gpu(0, processes=[GpuProcess(5, None, visible=False), GpuProcess(6, None)])
     assert hidden_processes([sample]).startswith("1 GPU process")
     assert hidden_processes([gpu(0)]) == ""
+
+
+def run_with(root, device: str, device_uuid: str = "", unsure: str = "") -> RankState:
+    """The state of rank 0 of a run whose agent saw two GPUs and took the second for the rank's."""
+    run = RunDir.create(Manifest(run="r", state="running"), root)
+    meta = Meta(
+        t=1.0, rank=0, local_rank=0, world_size=1, host="n", pid=1, device=device, device_uuid=device_uuid
+    )
+    run.rank_file(0).write_bytes(encode_line(meta))
+    samples: list[Record] = [gpu(0, memory_used=10), gpu(1, memory_used=20)]
+    samples.append(RankSample(t=1.0, rank=0, pid=1, rss=5, gpu_uuid="GPU-0001-aaaa", gpu_unsure=unsure))
+    run.node_file("n").write_bytes(b"".join(encode_line(sample) for sample in samples))
+    reader = RunReader(run)
+    state = reader.poll()
+    reader.close()
+    return state.ranks[0]
+
+
+def test_a_screen_shows_the_gpu_that_the_rank_reported_over_what_the_agent_concluded(tmp_path):
+    reported = run_with(tmp_path / "a", "cuda:0", "GPU-0000-aaaa", unsure="mapping unsure: x")
+    assert reported.gpu is not None
+    assert (reported.gpu.index, reported.memory_used, reported.gpu_unsure) == (0, 10, "")
+    concluded = run_with(tmp_path / "b", "cuda:0", unsure="mapping unsure: x")
+    assert concluded.gpu is not None
+    assert (concluded.gpu.index, concluded.gpu_unsure) == (1, "mapping unsure: x")
+
+
+def test_a_rank_on_the_cpu_of_a_gpu_machine_has_no_gpu(tmp_path):
+    rank = run_with(tmp_path, "cpu")
+    assert rank.gpu is None
+    assert rank.memory_used == 5

@@ -124,7 +124,7 @@ class RankSampler:
         self.run = run
         self.devices: list[GpuSample] = []
         self._cpu: dict[int, tuple[float, float]] = {}  # pid: (monotonic time, CPU seconds)
-        self._gpu_uuid: dict[int, str] = {}
+        self._gpus: dict[int, tuple[str, str]] = {}  # pid: UUID, why that is unsure
 
     def sample(self, ranks: Iterable[Watched]) -> list[RankSample]:
         """One sample for each rank whose process is there."""
@@ -136,6 +136,7 @@ class RankSampler:
                 continue
             counters = procs.read_counters(process.pid)
             beat = read_beat(self.run.beat_file(process.rank))
+            gpu_uuid, gpu_unsure = self._gpu_of(process.pid)
             found.append(
                 RankSample(
                     t=time.time(),
@@ -152,7 +153,8 @@ class RankSampler:
                     beat_t=beat.t if beat else 0.0,
                     beat_step=beat.step if beat else 0,
                     beat_phase=beat.phase if beat else "",
-                    gpu_uuid=self._gpu_of(process.pid),
+                    gpu_uuid=gpu_uuid,
+                    gpu_unsure=gpu_unsure,
                 )
             )
         return found
@@ -163,15 +165,16 @@ class RankSampler:
         self._cpu[pid] = (now, cpu_s)
         return round(100.0 * (cpu_s - before) / (now - then), 1) if now > then else 0.0
 
-    def _gpu_of(self, pid: int) -> str:
-        """The rank's GPU by its environment, asked once; empty without GPUs."""
+    def _gpu_of(self, pid: int) -> tuple[str, str]:
+        """The rank's GPU by its environment, asked once, and why it is unsure; both empty without GPUs."""
         if not self.devices:
-            return ""
-        if pid not in self._gpu_uuid:
+            return "", ""
+        if pid not in self._gpus:
             from ftdash.monitor.nvml.mapping import gpu_of_process
 
-            self._gpu_uuid[pid] = gpu_of_process(pid, self.devices).uuid or ""
-        return self._gpu_uuid[pid]
+            found = gpu_of_process(pid, self.devices)
+            self._gpus[pid] = (found.uuid or "", "" if found.sure else found.why)
+        return self._gpus[pid]
 
 
 def node_sample(host: str) -> Node:
