@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
+NODE_NAME_ENV = "FTDASH_NODE_NAME"
+
 
 def node_name() -> str:
-    """Slurm's name of this node inside a job, which need not be the host's own; else the host name."""
-    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    """The name that the launcher gave this node, or Slurm's inside a job, or the host's own."""
+    return os.environ.get(NODE_NAME_ENV) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -88,6 +89,18 @@ def node_start(run: RunDir, *, node_rank: int, address: str, attempt: str) -> No
     generated = _generate(run, job, meeting)
     chosen = generated.command(job.launcher) if job.launcher else generated.preferred
     return NodeStart(chosen.nodes[node_rank], environment)
+
+
+def start_agent_here(
+    run: RunDir, *, node_rank: int, address: str, attempt: str, detached: bool = False
+) -> NoReturn:
+    """Replace this process by the agent of this node. Raises RunError and OSError before that."""
+    start = node_start(run, node_rank=node_rank, address=address, attempt=attempt)
+    if start.directory:
+        os.chdir(start.directory)
+    agent = ["-m", "ftdash.monitor.agent", "--run", str(run.path), "--node-rank", str(node_rank)]
+    agent += ["--detached"] * detached
+    os.execve(sys.executable, [sys.executable, *agent, "--", *start.command], {**os.environ, **start.env})
 
 
 def _generate(run: RunDir, job: Job, meeting: Meeting) -> Generated:

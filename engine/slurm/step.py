@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ftdash.engine.launch.job import node_start
+from ftdash.engine.launch.job import start_agent_here
 from ftdash.engine.slurm import client
 from ftdash.monitor.rundir import RunDir, RunError
 
@@ -28,15 +28,11 @@ def main(argv: list[str]) -> NoReturn:
         attempt = ".".join(
             os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
         )
-        start = node_start(run, node_rank=node_rank, address=client.node_address(first), attempt=attempt)
-        if start.directory:
-            os.chdir(start.directory)
+        start_agent_here(run, node_rank=node_rank, address=client.node_address(first), attempt=attempt)
     except KeyError as error:
         _refuse(f"{error.args[0]} is not set: this runs inside a Slurm step only")
     except (RunError, client.SlurmError, OSError) as error:
         _refuse(f"{os.environ.get('SLURMD_NODENAME', '')}: {error}")
-    agent = ["-m", "ftdash.monitor.agent", "--run", str(run.path), "--node-rank", str(node_rank)]
-    os.execve(sys.executable, [sys.executable, *agent, "--", *start.command], {**os.environ, **start.env})
 
 
 def _refuse(text: str) -> NoReturn:

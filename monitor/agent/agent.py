@@ -28,6 +28,7 @@ from ftdash.monitor.state import RunPhase
 
 SAMPLE_S = 1.0
 CONTROL_S = 0.25
+CONTROL_SHARED_S = 1.0  # with several nodes each look is a directory read on a shared file system
 DISCOVER_S = 5.0  # once all ranks of the node are known; until then as often as requests are looked for
 SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
 OTHERS_WAIT_S = 15.0  # for the agents of the other nodes to write how their ranks ended
@@ -49,6 +50,8 @@ class Agent:
         self.host = node_name()
         self.detached = detached
         self.leads = node_rank == 0  # the one writer of run.json
+        self.nodes = int(os.environ.get(NODES_ENV) or 1)
+        self._control_s = CONTROL_S if self.nodes == 1 else CONTROL_SHARED_S
         self.manifest = run.read_manifest()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._watch = RankWatch(run, self._wake_read)
@@ -106,7 +109,7 @@ class Agent:
         while not self._leave:
             now = time.monotonic()
             if now >= next_control:
-                next_control = now + CONTROL_S
+                next_control = now + self._control_s
                 self._serve()
                 self._press_ending()
             if now >= next_discovery:
@@ -320,15 +323,14 @@ class Agent:
 
     def _exits_elsewhere(self) -> list[RankExit]:
         """How the ranks of the other nodes ended, once their agents have said so or have had time to."""
-        nodes = int(os.environ.get(NODES_ENV) or 1)
-        if nodes == 1:
+        if self.nodes == 1:
             return []
         reader = RunReader(self.run)
         deadline = time.monotonic() + OTHERS_WAIT_S
         try:
             while True:
                 known = reader.known_exits()
-                if len(reader.summary.launcher_exits) >= nodes or time.monotonic() > deadline:
+                if len(reader.summary.launcher_exits) >= self.nodes or time.monotonic() > deadline:
                     self.manifest.hosts = sorted({*self.manifest.hosts, *reader.hosts()})
                     return [end for end in known if end.host != self.host]
                 time.sleep(0.2)

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.namespaces import Namespaces, allowed
+
 CONFIG = """\
 ClusterName=ftdash
 SlurmctldHost={host}({address})
@@ -53,8 +55,6 @@ KillWait=5
 InactiveLimit=0
 JobRequeue=1
 """
-MARK = "# ftdash test cluster"
-BRIDGE = "ftdash0"
 
 
 def why_not() -> str:
@@ -63,35 +63,17 @@ def why_not() -> str:
     return f"not installed: {', '.join(missing)}" if missing else ""
 
 
-def namespaces_allowed() -> bool:
-    """Whether this user may make network namespaces here."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = (
-        subprocess.run(["ip", "netns", "add", "ftdash-probe"], capture_output=True, check=False).returncode
-        == 0
-    )
-    subprocess.run(["ip", "netns", "del", "ftdash-probe"], capture_output=True, check=False)
-    return made
-
-
-def _ip(*words: str, check: bool = True) -> None:
-    subprocess.run(["ip", *words], check=check, capture_output=True, text=True)
-
-
 class Cluster:
     """`with Cluster(folder) as cluster:` starts it, leaving ends every job and daemon."""
 
     def __init__(self, base: Path, *, nodes: int = 2, cpus: int = 4, namespaces: bool | None = None) -> None:
         self.base = base.resolve()
         self.names = [f"node{index}" for index in range(nodes)]
-        self.namespaces = namespaces_allowed() if namespaces is None else namespaces
         self.host = socket.gethostname().split(".")[0]
-        self.address = "10.77.0.1" if self.namespaces else "127.0.0.1"
-        self.addresses = {
-            name: f"10.77.0.{11 + index}" if self.namespaces else "127.0.0.1"
-            for index, name in enumerate(self.names)
-        }
+        wanted = allowed() if namespaces is None else namespaces
+        self.hosts = Namespaces(self.names, 0, self.host) if wanted else None
+        self.address = self.hosts.own_address if self.hosts else "127.0.0.1"
+        self.addresses = self.hosts.addresses if self.hosts else dict.fromkeys(self.names, "127.0.0.1")
         self.daemons: dict[str, subprocess.Popen[bytes]] = {}
         for folder in ("log", "state", *(f"spool-{name}" for name in self.names)):
             (self.base / folder).mkdir(parents=True, exist_ok=True)
@@ -115,7 +97,7 @@ class Cluster:
             slurmd_timeout=10,
         )
         for name, port in zip(self.names, ports[1:], strict=True):
-            node_host = name if self.namespaces else self.host
+            node_host = name if self.hosts else self.host
             text += (
                 f"NodeName={name} NodeHostname={node_host} NodeAddr={self.addresses[name]} Port={port}"
                 f" CPUs={cpus} Boards=1 SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1"
@@ -138,8 +120,8 @@ class Cluster:
         self.stop()
 
     def start(self, timeout_s: float = 30) -> None:
-        if self.namespaces:
-            self._network_up()
+        if self.hosts:
+            self.hosts.up()
         munge = self.base / "munge"
         munge.mkdir(mode=0o700, exist_ok=True)
         key = munge / "munge.key"
@@ -167,21 +149,8 @@ class Cluster:
 
     def start_node(self, name: str) -> None:
         argv = ["slurmd", "-D", "-f", self.env["SLURM_CONF"], "-N", name]
-        if self.namespaces:
-            shell = 'hostname "$0"; exec "$@"'
-            inside = [
-                "unshare",
-                "-u",
-                "-p",
-                "--fork",
-                "--kill-child=KILL",
-                "--mount-proc",
-                "sh",
-                "-c",
-                shell,
-                name,
-            ]
-            argv = ["ip", "netns", "exec", f"ftdash-{name}", *inside, *argv]
+        if self.hosts:
+            argv = self.hosts.inside(name, argv)
         self._spawn(name, *argv)
 
     def kill_node(self, name: str) -> None:
@@ -233,9 +202,9 @@ class Cluster:
                 self.run("scancel", "-u", getpass.getuser(), check=False, timeout_s=5)
                 self.wait("an empty queue", lambda: not self.run("squeue", "-h").stdout.strip(), 10)
         for name in [*self.names, "slurmctld", "munged"]:
-            self._end(name, kill=self.namespaces and name in self.names)
-        if self.namespaces:
-            self._network_down()
+            self._end(name, kill=self.hosts is not None and name in self.names)
+        if self.hosts:
+            self.hosts.down()
 
     def _spawn(self, name: str, *argv: str) -> None:
         with (self.base / "log" / f"{name}.out").open("ab") as out:
@@ -254,41 +223,6 @@ class Cluster:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-
-    def _network_up(self) -> None:
-        self._network_down()
-        _ip("link", "add", BRIDGE, "type", "bridge")
-        _ip("addr", "add", f"{self.address}/24", "dev", BRIDGE)
-        _ip("link", "set", BRIDGE, "up")
-        lines = "".join(f"{address} {name}\n" for name, address in self.addresses.items())
-        for index, name in enumerate(self.names):
-            space = f"ftdash-{name}"
-            etc = Path("/etc/netns") / space
-            etc.mkdir(parents=True, exist_ok=True)
-            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{self.address} {self.host}\n{lines}")
-            (etc / "hostname").write_text(f"{name}\n")
-            (etc / "resolv.conf").write_text("")  # no name server answers here: ask none
-            (etc / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files\n")
-            _ip("netns", "add", space)
-            _ip("link", "add", f"ftdash0v{index}", "type", "veth", "peer", "name", "eth0", "netns", space)
-            _ip("link", "set", f"ftdash0v{index}", "master", BRIDGE, "up")
-            _ip("-n", space, "link", "set", "lo", "up")
-            _ip("-n", space, "addr", "add", f"{self.addresses[name]}/24", "dev", "eth0")
-            _ip("-n", space, "link", "set", "eth0", "up")
-            _ip("-n", space, "route", "add", "default", "via", self.address)
-        hosts = Path("/etc/hosts")
-        hosts.write_text(hosts.read_text() + "".join(f"{line}  {MARK}\n" for line in lines.splitlines()))
-
-    def _network_down(self) -> None:
-        for index, name in enumerate(self.names):
-            _ip("netns", "del", f"ftdash-{name}", check=False)
-            _ip("link", "del", f"ftdash0v{index}", check=False)
-            shutil.rmtree(f"/etc/netns/ftdash-{name}", ignore_errors=True)
-        _ip("link", "del", BRIDGE, check=False)
-        hosts = Path("/etc/hosts")
-        text = hosts.read_text()
-        if MARK in text:
-            hosts.write_text("".join(line for line in text.splitlines(True) if MARK not in line))
 
 
 def _free_port() -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
+from ftdash.engine.slurm.queue import MIN_INTERVAL_S
 from ftdash.monitor.attach.watch import Attached, JobView, RankView, Watcher
 from ftdash.monitor.logs.progress import ProgressFollower
 from ftdash.monitor.nvml import sample_gpus, sampler
@@ -18,6 +20,8 @@ FIRST_SPAN_S = 0.3  # between the two looks that rates need
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, action="append", metavar="P", help="only the job of this process")
+    parser.add_argument("--slurm", metavar="JOB", help="a Slurm job on all its nodes, through srun --overlap")
+    parser.add_argument("--stacks", metavar="DIR", help="with --slurm: write every rank's stack there")
     parser.add_argument("--once", action="store_true", help="print what is seen now and end")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (2)")
     parser.add_argument("--json", action="store_true", help="JSON on stdout; one object a look")
@@ -29,6 +33,10 @@ def run(args: argparse.Namespace) -> int:
     for pid in args.pid or ():
         if pid < 1:
             raise UserError(f"--pid {pid}: a process id is a positive number")
+    if args.slurm is not None:
+        return _run_slurm(args)
+    if args.stacks is not None:
+        raise UserError("--stacks goes with --slurm; on this machine: ftdash diagnose --pid P")
     watcher = Watcher(args.pid, sample_gpus)
     watcher.look()
     time.sleep(FIRST_SPAN_S)
@@ -41,6 +49,50 @@ def run(args: argparse.Namespace) -> int:
         if args.once or not seen.jobs:
             return 0
         time.sleep(args.interval)
+
+
+def _run_slurm(args: argparse.Namespace) -> int:
+    from ftdash.engine.slurm.attach import dump, look
+    from ftdash.engine.slurm.client import SlurmError
+
+    if not args.slurm.isdigit():
+        raise UserError(f"--slurm {args.slurm}: a job id, as squeue shows it")
+    try:
+        if args.stacks is not None:
+            count = dump(args.slurm, Path(args.stacks))
+            print(f"stacks of {count} ranks in {args.stacks}; ftdash diagnose --stacks {args.stacks}")
+            return 0
+        while True:
+            jobs = look(args.slurm)
+            if args.json:
+                print_json({"t": time.time(), "jobs": jobs})
+            else:
+                print("\n".join(slurm_lines(args.slurm, jobs)), flush=True)
+            if args.once or not jobs:
+                return 0
+            # each look is a job step of its own: seldom enough for the controller
+            time.sleep(max(args.interval, MIN_INTERVAL_S))
+    except SlurmError as error:
+        raise UserError(f"--slurm {args.slurm}: {error}") from None
+
+
+def slurm_lines(job_id: str, jobs: list[dict[str, Any]]) -> list[str]:
+    """The job's ranks as lines for a person."""
+    if not jobs:
+        return [f"job {job_id}: no training process of yours on its nodes"]
+    lines = []
+    for job in jobs:
+        step = f"step {job['step']:,}" if job["step"] is not None else "no step in its log"
+        loss = f" · loss {job['loss']:g}" if job["loss"] is not None else ""
+        lines.append(f"job {job_id}: {len(job['ranks'])} of {job['world_size']} ranks · {step}{loss}")
+        for rank in job["ranks"]:
+            cpu = f"{rank['cpu']:.0f}%" if rank["cpu"] is not None else "-"
+            memory = gib(rank["memory_used"]) if rank["memory_used"] is not None else "n/a"
+            lines.append(
+                f"  rank {rank['rank']:>3}  {rank['host']}  pid {rank['pid']}  {rank['state']}  "
+                f"{memory}  CPU {cpu}"
+            )
+    return lines
 
 
 def attached_json(seen: Attached) -> dict[str, Any]:

@@ -115,6 +115,10 @@ def start(spec: LaunchSpec) -> RunDir:
         from ftdash.engine.slurm.submit import submit
 
         return submit(spec)
+    if spec.backend is Backend.SSH:
+        from ftdash.engine.ssh.launch import launch as launch_over_ssh
+
+        return launch_over_ssh(spec)
     from ftdash.engine.launch.local import launch
 
     return launch(spec)

@@ -1,0 +1,94 @@
+"""Starts a run on hosts that share a file system: one agent a host, through ssh."""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+from ftdash.engine.launch.job import write_job
+from ftdash.engine.launch.local import prepare
+from ftdash.engine.launch.spec import LaunchError, LaunchSpec
+from ftdash.engine.slurm.submit import job_of, spec_plan
+from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on
+from ftdash.monitor.hostname import NODE_NAME_ENV
+from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.state import RunPhase
+
+CHECK_S = 20.0
+
+
+def launch(spec: LaunchSpec) -> RunDir:
+    """Check every host, write the run directory, start the agents. Raises LaunchError in one line."""
+    if spec.hosts is None:
+        raise LaunchError(
+            "--backend ssh needs --hosts FILE: a line for each host, NAME [slots=N] [address=A]"
+        )
+    try:
+        hosts = read_hosts(spec.hosts)
+        if spec.nodes > len(hosts):
+            raise LaunchError(f"--nodes {spec.nodes}: {spec.hosts} names {len(hosts)} hosts")
+        hosts = hosts[: spec.nodes] if spec.nodes > 1 else hosts
+        spec = replace(spec, nodes=len(hosts))
+        if spec.plan is not None:
+            spec = replace(spec, plan=spec_plan(spec.plan, len(hosts)))
+        _check_slots(spec, hosts)
+        prepared = prepare(spec)
+        run = prepared.run
+        write_job(run, job_of(prepared, spec, len(hosts)))
+        _everywhere(hosts, lambda host, rank: _check(host, run))
+        attempt = uuid.uuid4().hex
+        _everywhere(hosts, lambda host, rank: _start(host, rank, run, hosts[0].address, attempt))
+    except HostsError as error:
+        if "run" in locals():
+            manifest = run.read_manifest()
+            manifest.state, manifest.reason = RunPhase.FAILED, str(error)
+            run.write_manifest(manifest)
+        raise LaunchError(str(error)) from None
+    return run
+
+
+def _check_slots(spec: LaunchSpec, hosts: list[Host]) -> None:
+    if spec.plan is None:
+        return
+    for host in hosts:
+        if host.slots is not None and host.slots < spec.plan.gpus_per_node:
+            raise LaunchError(
+                f"--gpus {spec.plan.gpus}: {spec.plan.gpus_per_node} ranks a host, "
+                f"but {host.name} has slots={host.slots}"
+            )
+
+
+def _everywhere(hosts: list[Host], work: Callable[[Host, int], None]) -> None:
+    """`work(host, node_rank)` on all hosts at once; the first HostsError is raised after all have ended."""
+    with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
+        jobs = [pool.submit(work, host, rank) for rank, host in enumerate(hosts)]
+    for job in jobs:
+        job.result()
+
+
+def _check(host: Host, run: RunDir) -> None:
+    """The host sees the run directory and this very Python."""
+    unseen = 'test -f "$1/run.json" || { echo "does not see $1: no shared file system?" >&2; exit 1; }'
+    script = f'{unseen}; test -x "$2"'
+    try:
+        run_on(host, ["sh", "-c", script, "sh", str(run.path), sys.executable], timeout_s=CHECK_S)
+    except HostsError as error:
+        if "exit status" in str(error):
+            raise HostsError(f"{host.name}: no {sys.executable} there") from None
+        raise
+
+
+def _start(host: Host, node_rank: int, run: RunDir, address: str, attempt: str) -> None:
+    """The agent in a session of its own, so that losing the connection ends nothing."""
+    argv = [sys.executable, "-m", "ftdash.engine.ssh.node", str(run.path), str(node_rank), address, attempt]
+    shell = 'cd / && exec setsid "$@" </dev/null >>"$0" 2>&1 &'
+    log = RunDir(run.path, node_rank).agent_log
+    environment = {NODE_NAME_ENV: host.name.rpartition("@")[2]}
+    for name in ("OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "FTDASH_HOME"):
+        if name in os.environ:
+            environment[name] = os.environ[name]
+    run_on(host, ["sh", "-c", shell, str(log), *argv], environment=environment)

@@ -1,0 +1,202 @@
+"""Real training over two nodes of a real Slurm: submitted, watched, dumped, stopped, requeued."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.conftest import Site
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.slurm,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("slurm"),
+]
+
+
+def test_two_nodes_are_watched_dumped_and_stopped(site: Site) -> None:
+    run, folder = site.launch("--steps", "5000")
+    status = site.both_at_step(run, 3)
+    assert status["state"] == "running"
+    assert sorted(rank["host"] for rank in status["ranks"]) == ["node0", "node1"]
+    assert all(rank["memory_used"] > 50_000_000 for rank in status["ranks"])
+
+    site.ftdash("diagnose", run, "--quick", "--json")
+    dumps = list(folder.glob("stacks/*/rank-*.json"))
+    assert sorted({path.name for path in dumps}) == ["rank-0.json", "rank-1.json"]
+    assert all(
+        "ftdash/engine/train" in path.read_text() or "engine/train" in path.read_text() for path in dumps
+    )
+
+    job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
+    stopped = json.loads(site.ftdash("stop", run, "--grace", "5", "--json").stdout)
+    assert stopped["state"] == "stopped"
+    site.cluster.wait(
+        "the job's end", lambda: site.cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60
+    )
+
+
+def test_the_time_limits_signal_saves_and_the_requeued_job_goes_on_from_there(site: Site) -> None:
+    run, folder = site.launch("--steps", "100000")
+    site.both_at_step(run, 3)
+    job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
+    # what slurmctld sends before the limit: --signal=B:USR1@…
+    site.cluster.run("scancel", "--batch", "--signal=USR1", job)
+    site.cluster.wait("a restart", lambda: "Restarts=1" in _job_line(site, job), 120)
+    checkpoint = max((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    saved = int(checkpoint.name.split("-")[1])
+    assert saved >= 3
+    # Slurm holds a requeued job back for two minutes; a person may start it at once, as we do here
+    site.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+    status = site.wait(
+        run,
+        "steps after the resume",
+        lambda status: status["state"] == "running" and len(status["ranks"]) == 2 and status["step"] > saved,
+    )
+    meeting = json.loads((folder / "config" / "meeting.json").read_text())
+    assert meeting["resume"] == str(checkpoint)
+    first_steps = [
+        record["step"]
+        for line in (folder / "telemetry" / "rank-0.jsonl").read_text().splitlines()
+        if (record := json.loads(line))["kind"] == "step" and record["t"] > _restarted(folder)
+    ]
+    assert first_steps[0] == saved + 1
+    assert status["ranks"][0]["step"] > saved
+    site.ftdash("stop", run, "--grace", "5")
+
+
+def test_a_node_that_dies_is_named_within_twenty_seconds(site: Site) -> None:
+    run, _ = site.launch("--steps", "100000", "--no-requeue")
+    site.both_at_step(run, 2)
+    site.cluster.kill_node("node1")
+    try:
+        killed = time.monotonic()
+        status = site.status(run)
+        while (
+            not (named := [a for a in status["alerts"] if "node1" in a["text"]])
+            and status["state"] == "running"
+        ):
+            assert time.monotonic() - killed < 60
+            time.sleep(0.5)
+            status = site.status(run)
+        took = time.monotonic() - killed
+        assert named or "node1" in status["reason"] + " ".join(status["notices"]), status
+        # a status costs a second or two here; the agent's silence is told after fifteen
+        assert took < 25
+        if named:
+            assert named[0]["ranks"] == [rank["rank"] for rank in status["ranks"] if rank["host"] == "node1"]
+        ended = _until_over(site, run)
+        assert ended["state"] in ("failed", "stopped")
+    finally:
+        site.ftdash("stop", run, "--grace", "2", check=False)
+        site.cluster.start_node("node1")
+        site.cluster.run("scontrol", "update", "NodeName=node1", "State=RESUME", check=False)
+        site.cluster.wait("node1", lambda: site.cluster.node_states() == ["idle", "idle"], 60)
+
+
+def test_a_job_that_a_plain_script_started_is_attached_to_and_dumped(site: Site, tmp_path: Path) -> None:
+    base = site.home.parent / "plain"
+    base.mkdir()
+    (base / "train.py").write_text(PLAIN_TRAINING)
+    script = base / "job.sh"
+    script.write_text(
+        "#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=1\n"
+        "srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=node0 MASTER_PORT=29611 "
+        f"exec {sys.executable} train.py'\n"
+    )
+    job = site.cluster.run(
+        "sbatch", "--parsable", f"--chdir={base}", "--output=out.log", str(script)
+    ).stdout.strip()
+    try:
+        site.cluster.wait_job(job, "RUNNING")
+        site.cluster.wait("ranks that log", lambda: "step 3" in _text(base / "out.log"), 90)
+        seen = json.loads(site.ftdash("attach", "--slurm", job, "--once", "--json").stdout)
+        ranks = seen["jobs"][0]["ranks"]
+        assert [(rank["rank"], rank["host"]) for rank in ranks] == [(0, "node0"), (1, "node1")]
+        assert all(rank["memory_used"] > 10_000_000 for rank in ranks)
+        site.ftdash("attach", "--slurm", job, "--stacks", str(base / "stacks"))
+        verdict = json.loads(site.ftdash("diagnose", "--stacks", str(base / "stacks"), "--json").stdout)
+        assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
+        assert site.cluster.job_state(job) == "RUNNING"
+    finally:
+        site.cluster.run("scancel", "--full", job, check=False)
+
+
+@pytest.mark.parametrize("name", ["two words", "quo'te\"s", "$(touch /tmp/ftdash-evil)", "new\nline"])
+def test_a_hostile_name_arrives_as_text(site: Site, name: str) -> None:
+    run, folder = site.launch("--steps", "100000", "--name", name)
+    job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
+    try:
+        shown = site.cluster.run("squeue", "-h", "-j", job, "-o", "%j").stdout.rstrip("\n")
+        assert shown == name
+        assert not Path("/tmp/ftdash-evil").exists()
+    finally:
+        site.ftdash("stop", run, "--grace", "1", check=False)
+    assert site.status(run)["state"] == "stopped"
+
+
+def test_slurms_own_message_is_shown_for_a_bad_directive(site: Site) -> None:
+    done = site.ftdash(
+        *("launch", "--model", "tiny-qwen3", "--gpus", "2", "--nodes", "2", "--device", "cpu"),
+        *("--backend", "slurm", "--partition", "no-such-partition", "--json"),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "invalid partition" in done.stderr.lower()
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_controller_that_is_down_costs_no_telemetry_and_no_screen(site: Site) -> None:
+    run, _ = site.launch("--steps", "100000")
+    before = site.both_at_step(run, 2)
+    site.cluster.stop_controller()
+    try:
+        status = site.status(run)
+        assert status["state"] == "running"
+        assert any("Slurm" in notice for notice in status["notices"])
+        later = site.wait(run, "steps meanwhile", lambda status: status["step"] > before["step"] + 2)
+        assert later["state"] == "running"
+    finally:
+        site.cluster.start_controller()
+    assert site.both_at_step(run, later["step"] + 1)["state"] == "running"
+    site.ftdash("stop", run, "--grace", "5")
+
+
+PLAIN_TRAINING = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(100000):
+    value = torch.ones(4)
+    dist.all_reduce(value)
+    if dist.get_rank() == 0:
+        print(f"step {step}", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def _job_line(site: Site, job: str) -> str:
+    return site.cluster.run("scontrol", "show", "job", "-o", job, check=False).stdout
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _restarted(folder: Path) -> float:
+    return json.loads((folder / "run.json").read_text())["started"]
+
+
+def _until_over(site: Site, run: str) -> dict:
+    end = time.monotonic() + 120
+    while (status := site.status(run))["state"] in ("running", "starting", "stalled"):
+        assert time.monotonic() < end, status
+        time.sleep(1)
+    return status
