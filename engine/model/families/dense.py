@@ -210,6 +210,7 @@ BUILDERS = {
     "qwen3_vl_text": qwen3,
     "hunyuan_v1_dense": hunyuan,
     "gemma": gemma,
+    "vaultgemma": gemma,
     "gemma2": gemma2,
     "gemma3_text": gemma3,
     "phi3": phi3,

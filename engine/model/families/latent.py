@@ -11,7 +11,11 @@ from ftdash.engine.model.shape import AttentionShape, Linear, ModelShape, Role
 def latent_attention(c: HubConfig) -> Attention:
     """Queries and keys/values through low-rank latents (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
     h, heads, bias = c.hidden, c.heads, c.flag("attention_bias")
-    nope, rope, v = c.size("qk_nope_head_dim"), c.size("qk_rope_head_dim"), c.size("v_head_dim")
+    nope, rope, v = (
+        c.size("qk_nope_head_dim"),
+        c.size("qk_rope_head_dim"),
+        c.size("v_head_dim", default=h // heads),
+    )
     # A file that says null means no query compression, whatever the class's default is.
     given = "q_lora_rank" not in c.values or c.values["q_lora_rank"] is not None
     q_rank = c.count("q_lora_rank", default=0) if given else 0
@@ -36,7 +40,7 @@ def latent_attention(c: HubConfig) -> Attention:
 
 
 def indexer(c: HubConfig) -> Attention:
-    """The sparse-attention indexer that DeepSeek-V3.2 and GLM-5 add to latent attention."""
+    """Latent attention with the sparse-attention indexer of DeepSeek-V3.2 and GLM-5."""
     latent = latent_attention(c)
     heads, width = c.size("index_n_heads"), c.size("index_head_dim")
     linears = (
@@ -53,7 +57,7 @@ def deepseek(c: HubConfig) -> ModelShape:
     if c.model_type == "glm4_moe_lite" and c.words("mlp_layer_types") is None:
         sparse = [i > 0 for i in range(c.layers)]
     width = c.size("moe_intermediate_size")
-    mlp_bias = c.flag("mlp_bias")
+    mlp_bias = c.model_type == "deepseek_v2" and c.flag("mlp_bias")
     ffn = experts(
         c,
         count=c.size("n_routed_experts"),
@@ -63,11 +67,22 @@ def deepseek(c: HubConfig) -> ModelShape:
         shared_bias=mlp_bias,
     )
     dense = gated_mlp(c, bias=mlp_bias)
-    attention = latent_attention(c)
+    attention = indexer(c) if c.has("index_n_heads") else latent_attention(c)
     return decoder(c, [block(attention, ffn if chosen else dense, 2 * c.hidden) for chosen in sparse])
 
 
+def dense_latent(c: HubConfig) -> ModelShape:
+    """MiniCPM3 and Youtu: latent attention with a dense feed-forward."""
+    layer = block(latent_attention(c), gated_mlp(c, bias=c.flag("mlp_bias")), 2 * c.hidden)
+    return decoder(c, [layer] * c.layers)
+
+
 BUILDERS = {
+    "minicpm3": dense_latent,
+    "youtu": dense_latent,
+    "sarvam_mla": deepseek,
+    "glm_moe_dsa": deepseek,
+    "deepseek_v32": deepseek,
     "deepseek_v2": deepseek,
     "deepseek_v3": deepseek,
     "kimi_k2": deepseek,
