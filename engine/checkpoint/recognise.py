@@ -106,6 +106,9 @@ def _unfinished(path: Path) -> str:
 
 def _deepspeed(path: Path) -> Checkpoint | None:
     tag_folder = path
+    universal = path / "latest_universal"
+    if universal.is_file():
+        return _universal(path, path / universal.read_text().strip())
     latest = path / "latest"
     problem = ""
     if latest.is_file():
@@ -121,7 +124,7 @@ def _deepspeed(path: Path) -> Checkpoint | None:
         tag_folder = steps[-1]
         problem = "the file latest, written last, is missing"
     if (tag_folder / "zero").is_dir() and not any(_OPTIM.search(f.name) for f in tag_folder.iterdir()):
-        return Checkpoint(path, CheckpointKind.UNIVERSAL, tag_folder, 0, _size(tag_folder), _step(path))
+        return _universal(path, tag_folder)
     names = [file.name for file in tag_folder.iterdir() if file.is_file()]
     optim = {(int(match[1]), int(match[2])) for name in names if (match := _OPTIM.search(name))}
     model = [match for name in names if (match := _MODEL.search(name))]
@@ -153,6 +156,13 @@ def _deepspeed(path: Path) -> Checkpoint | None:
     )
 
 
+def _universal(path: Path, shards: Path) -> Checkpoint:
+    problem = "" if (shards / "zero").is_dir() else f"{shards.name} holds no zero folder"
+    size = _size(shards) if shards.is_dir() else 0
+    step = _step(path) if _step(path) is not None else _step(shards)
+    return Checkpoint(path, CheckpointKind.UNIVERSAL, shards, 0, size, step, _unfinished(path) or problem)
+
+
 def _dcp(path: Path) -> Checkpoint | None:
     folders = [path, *(child for child in sorted(path.glob("pytorch_model_fsdp_*")) if child.is_dir())]
     for folder in folders:
@@ -161,13 +171,20 @@ def _dcp(path: Path) -> Checkpoint | None:
         if not files and not metadata.is_file():
             continue
         ranks = {int(match[1]) for file in files if (match := _DISTCP.search(file.name))}
-        problem = _unfinished(path)
+        named = _strings(metadata)
+        present = {file.name for file in files}
+        missing = sorted(name for name in named or () if _DISTCP.search(name) and name not in present)
         if not metadata.is_file():
-            problem = problem or ".metadata, written last, is missing"
+            problem = ".metadata, written last, is missing"
+        elif named is None:
+            problem = ".metadata is broken"
+        elif missing:
+            problem = f"{missing[0]} is missing"
         elif not any(file.stat().st_size for file in files):
-            problem = problem or "its shards hold no tensor"
-        elif missing := _missing_shards(metadata, {file.name for file in files}):
-            problem = problem or f"{missing[0]} is missing"
+            problem = "its shards hold no tensor"
+        else:
+            problem = ""
+        problem = _unfinished(path) or problem
         return Checkpoint(
             path,
             CheckpointKind.DCP,
@@ -176,23 +193,23 @@ def _dcp(path: Path) -> Checkpoint | None:
             _size(path),
             _step(path),
             problem,
-            (path / "adapter_config.json").is_file(),
+            any("lora_" in name for name in named or ()),
         )
     return None
 
 
-def _missing_shards(metadata: Path, present: set[str]) -> list[str]:
-    """Shard files that the metadata names and the folder lacks, read without unpickling anything."""
+def _strings(metadata: Path) -> set[str] | None:
+    """Every string in DCP's pickled metadata, tensor and file names among them; nothing is unpickled.
+
+    None when the file is missing or broken.
+    """
     import pickletools
 
-    named: set[str] = set()
     try:
-        for _, argument, _ in pickletools.genops(metadata.read_bytes()):
-            if isinstance(argument, str) and _DISTCP.search(argument):
-                named.add(argument)
+        operations = pickletools.genops(metadata.read_bytes())
+        return {argument for _, argument, _ in operations if isinstance(argument, str)}
     except (ValueError, OSError, IndexError):
-        return [".metadata (it is not readable)"]
-    return sorted(named - present)
+        return None
 
 
 def _adapter(path: Path) -> Checkpoint | None:
