@@ -20,6 +20,8 @@ _CONTROL = re.compile(
 
 def clean(text: str, limit: int = 4096) -> str:
     """Foreign text made safe for one screen line: no escapes, no control characters, tabs as blanks."""
+    if text.isprintable():
+        return text[:limit]
     return _CONTROL.sub("", text[:limit]).replace("\n", " ").expandtabs(4)
 
 

@@ -64,7 +64,7 @@ class Glyphs:
     live: str = "●"
     waiting: str = "◐"
     idle: str = "○"
-    stalled: str = "⏸"
+    stalled: str = "‖"
     done: str = "✓"
     slow: str = "▼"
     gpu: str = "■"

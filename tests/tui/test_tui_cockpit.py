@@ -166,7 +166,7 @@ async def test_every_state_of_a_run_has_a_symbol_and_a_word(tmp_path: Path) -> N
             await pilot.pause()
             line = screen_text(app).splitlines()[1]
             assert phase.value in line
-            assert line.strip()[0] in "●◐⏸✓✗○"
+            assert line.strip()[0] in "●◐‖✓✗○"
 
 
 async def test_without_colour_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

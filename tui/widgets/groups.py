@@ -50,7 +50,7 @@ class GroupTable(Grid):
             Column("mark", "", 1),
             Column("ranks", "ranks", max(6, min(18, widest))),
             Column("count", "n", 5, right=True),
-            Column("doing", "in", 16, drop=1),
+            Column("doing", "in", 12, drop=1),
             Column(
                 "frames", "innermost call ‹ its callers" if not theme.GLYPHS.ascii else "calls", 20, grow=True
             ),

@@ -54,20 +54,27 @@ def ratios(layer: ExpertLayer) -> list[float]:
 
 def summarise(layers: Sequence[ExpertLayer], top: int = 5) -> ExpertSummary:
     """Top and bottom experts over all layers that saw tokens."""
-    loads = [
-        Load(layer.layer, expert, layer.counts[expert], ratio)
-        for layer in layers
-        if sum(layer.counts)
-        for expert, ratio in enumerate(ratios(layer))
-    ]
-    ordered = sorted(loads, key=lambda load: load.ratio)
+    seen = [(layer, ratios(layer)) for layer in layers if sum(layer.counts)]
+    dead = sum(sum(ratio < DEAD for ratio in row) for _, row in seen if min(row) < DEAD)
+    # Only the extremes of a layer can be among the extremes of all.
+    ends: list[tuple[float, int, ExpertLayer]] = []
+    for layer, row in seen:
+        order = sorted(range(len(row)), key=row.__getitem__) if top > 1 else _ends(row)
+        ends += [(row[expert], expert, layer) for expert in {*order[:top], *order[-top:]}]
+    ends.sort(key=lambda end: (end[0], end[2].layer, end[1]))
+    loads = [Load(layer.layer, expert, layer.counts[expert], ratio) for ratio, expert, layer in ends]
     return ExpertSummary(
-        imbalance=ordered[-1].ratio if ordered else 0.0,
-        dead=sum(1 for load in loads if load.ratio < DEAD),
-        experts=len(loads),
-        hottest=tuple(reversed(ordered[-top:])),
-        coldest=tuple(ordered[:top]),
+        imbalance=loads[-1].ratio if loads else 0.0,
+        dead=dead,
+        experts=sum(len(row) for _, row in seen),
+        hottest=tuple(reversed(loads[-top:])),
+        coldest=tuple(loads[:top]),
     )
+
+
+def _ends(row: Sequence[float]) -> list[int]:
+    """Where the lowest and the highest value stand."""
+    return [row.index(min(row)), row.index(max(row))]
 
 
 def pooled(values: Sequence[float], columns: int) -> list[float]:
@@ -225,7 +232,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             text = char * stretch if stretch < 3 else char * (stretch - 1) + " "
             if index == focus:
                 parts.append((text, style + Style(reverse=True)))
-            elif parts and parts[-1][1] == style:
+            elif parts and parts[-1][1] is style:
                 parts[-1] = (parts[-1][0] + text, style)
             else:
                 parts.append((text, style))

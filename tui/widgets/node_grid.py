@@ -25,7 +25,7 @@ def look(rank: RankState, medians: Medians, alerted: set[int]) -> Part:
     if rank.state is RankPhase.DEAD or (rank.gpu is not None and rank.gpu.state != "ok"):
         return glyphs.no, theme.BAD
     if rank.state is RankPhase.STALLED:
-        return ("=" if glyphs.ascii else "‖"), theme.BAD
+        return (glyphs.stalled), theme.BAD
     if rank.rank in alerted or is_slow(rank, medians):
         return glyphs.tight, theme.WARN
     if rank.state is RankPhase.DATA:
@@ -66,8 +66,7 @@ class NodeGrid(LineWidget, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.nodes: list[tuple[str, list[RankState]]] = []
-        self.medians = Medians.of(())
-        self.alerted: set[int] = set()
+        self.cells: list[list[Part]] = []  # of each node, in the order of `nodes`
         self.cursor = 0
         self.border_title = "Nodes"
 
@@ -76,10 +75,11 @@ class NodeGrid(LineWidget, can_focus=True):
         for rank in ranks:
             nodes.setdefault(rank.host or "?", []).append(rank)
         self.nodes = list(nodes.items())
-        self.medians = Medians.of(ranks)
-        self.alerted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
+        medians = Medians.of(ranks)
+        alerted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
+        self.cells = [[look(rank, medians, alerted) for rank in members] for members in nodes.values()]
         self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
-        ill = sum(1 for rank in ranks if look(rank, self.medians, self.alerted)[1] in (theme.BAD, theme.WARN))
+        ill = sum(1 for cells in self.cells for _, style in cells if style in (theme.BAD, theme.WARN))
         title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"
         if title != self.border_title:
             self.border_title = title
@@ -116,7 +116,7 @@ class NodeGrid(LineWidget, can_focus=True):
                 if named or index == start:
                     name = fmt.fit(_tail(fmt.clean(host), NAME_WIDTH), NAME_WIDTH)
                     parts += [(name, theme.DIM + mark), (" ", theme.DIM)]
-                cells = _joined(look(rank, self.medians, self.alerted) for rank in ranks[:most])
+                cells = _joined(self.cells[index][:most])
                 parts += cells if named else [(text, style + mark) for text, style in cells]
                 parts.append((" " * (most - min(most, len(ranks)) + (2 if named else 1)), theme.DIM))
             lines.append(tuple(parts))
@@ -177,7 +177,7 @@ def _tail(name: str, width: int) -> str:
 def _joined(cells: Iterable[Part]) -> list[Part]:
     parts: list[Part] = []
     for char, style in cells:
-        if parts and parts[-1][1] == style:
+        if parts and parts[-1][1] is style:
             parts[-1] = (parts[-1][0] + char, style)
         else:
             parts.append((char, style))

@@ -148,13 +148,16 @@ def arrange(
 
 
 def _folded(rows: Sequence[RankRow], medians: Medians) -> list[Row]:
-    loud = [row for row in rows if row.slow or row.note or not is_ordinary(row.state, medians)]
-    quiet = tuple(
-        row.state for row in rows if not (row.slow or row.note or not is_ordinary(row.state, medians))
-    )
+    loud: list[Row] = []
+    quiet: list[RankState] = []
+    for row in rows:
+        if row.slow or row.note or not is_ordinary(row.state, medians):
+            loud.append(row)
+        else:
+            quiet.append(row.state)
     if len(quiet) < 2:
         return list(rows)
-    return [*loud, FoldedRow(quiet, Medians.of(quiet))]
+    return [*loud, FoldedRow(tuple(quiet), Medians.of(quiet))]
 
 
 def _haystack(row: RankRow) -> str:

@@ -1,0 +1,98 @@
+"""Draws the screenshots of the README: `python docs/screenshots.py RUN` while that run (a demo) is live.
+
+Every picture is the real program on real data; only the window frame is added by Rich.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from textual.pilot import Pilot
+
+from ftdash.engine.plan import ExpertLora, Method, Plan, Strategy
+from ftdash.monitor.rundir import RunDir, find_run
+from ftdash.tui.cockpit import Cockpit
+from ftdash.tui.panes.diagnose import DiagnosePane
+from ftdash.tui.panes.plan import PlanPane
+
+FOLDER = Path(__file__).parent
+SIZE = (120, 38)
+CELL = 12.2  # width of a character in Rich's SVG
+_TEXT = re.compile(r'(<text [^>]*?)x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"([^>]*)>([^<]*)</text>')
+FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
+
+
+def self_contained(svg: str) -> str:
+    """The SVG without web fonts, and with blanks at the beginning of a text as a shift of its place:
+    renderers differ in whether they draw them."""
+    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S)
+    svg = re.sub(r"font-family: Fira Code, ?monospace;?", f"font-family: {FONTS};", svg)
+    svg = svg.replace("font-family: arial;", f"font-family: {FONTS};")
+
+    def shifted(match: re.Match[str]) -> str:
+        head, x, y, length, rest, text = match.groups()
+        blanks = 0
+        while text.startswith("&#160;"):
+            text, blanks = text.removeprefix("&#160;"), blanks + 1
+        if not text:
+            return ""
+        left, width = float(x) + blanks * CELL, float(length) - blanks * CELL
+        return f'{head}x="{left:g}" y="{y}" textLength="{width:g}"{rest}>{text}</text>'
+
+    return _TEXT.sub(shifted, svg)
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], bool], patience_s: float = 240.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline
+        await pilot.pause(0.2)
+
+
+def save(app: Cockpit, name: str) -> None:
+    path = FOLDER / f"screenshot-{name}.svg"
+    path.write_text(self_contained(app.export_screenshot(title="ftdash")))
+    print(path)
+
+
+async def draw(run: RunDir) -> None:
+    app = Cockpit(run=run, pane="monitor")
+    async with app.run_test(size=SIZE) as pilot:
+        await until(pilot, lambda: app.feed is not None and app.feed.peek() is not None)
+        await until(pilot, lambda: len(app.feed.peek().points) > 60)  # type: ignore[union-attr]
+        await pilot.pause(30)  # the memory curve is drawn from what was seen
+        save(app, "monitor")
+        await pilot.press("d")
+        await pilot.pause(3)
+        save(app, "rank")
+        await pilot.press("4", "d")
+        diagnose = app.query_one(DiagnosePane)
+        await until(pilot, lambda: diagnose.diagnosis is not None)
+        await pilot.pause(7)
+        save(app, "diagnose")
+        await pilot.press("2")
+        await pilot.pause(2)
+        save(app, "launch")
+        await pilot.press("1")
+        await pilot.pause(0.5)
+        plan = Plan(
+            model="qwen3-30b-a3b",
+            gpus=4,
+            gpus_per_node=4,
+            strategy=Strategy.FSDP,
+            method=Method.LORA,
+            expert_lora=ExpertLora.SCALED,
+            seq_len=16_384,
+        )
+        app.query_one(PlanPane).set_plan(plan)
+        await pilot.pause(1)
+        save(app, "plan")
+
+
+if __name__ == "__main__":
+    asyncio.run(draw(find_run(sys.argv[1] if len(sys.argv) > 1 else "last")))
