@@ -20,7 +20,7 @@ class RunFeed:
     A slow screen gets the newest state when it comes to ask (`take`), never a queue of old ones.
     """
 
-    def __init__(self, run: RunDir, deliver: Callable[[], None]) -> None:
+    def __init__(self, run: RunDir, deliver: Callable[[], object]) -> None:
         self.run = run
         self.watched = True
         self._deliver = deliver

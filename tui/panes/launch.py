@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from rich.text import Text
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -190,7 +191,7 @@ class LaunchPane(Pane):
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:
         event.stop()
-        value = int(event.value) if event.name == "steps" else str(event.value)
+        value: Any = int(event.value) if event.name == "steps" else str(event.value)
         self.wanted = replace(self.wanted, **{event.name: value})
         self._changed()
 
@@ -205,9 +206,7 @@ class LaunchPane(Pane):
         launching.check(self.wanted, self.post_message)
         self.query_one("#preview-text", Static).update(self._preview())
 
-    def _preview(self) -> object:
-        from rich.text import Text
-
+    def _preview(self) -> Text:
         if self.wanted.command:
             return Text(fmt.clean(self.wanted.command), theme.BOLD)
         arguments = TrainArgs(

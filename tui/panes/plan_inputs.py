@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from ftdash.engine.plan import (
     Attention,
@@ -140,17 +141,20 @@ def changed(plan: Plan, name: str, value: float | str) -> Plan:
         return replace(plan, model=str(value), config=None, params=None)
     if name == "params":
         return replace(plan, model=None, config=None, params=float(value))
+    field: Any
     if name == "replicate":
-        return replace(plan, replicate=int(value) or None)
-    if name == "lora_targets":
-        return replace(plan, lora_targets=(str(value),))
-    if name in _SWITCHES:
-        return replace(plan, **{name: value == "yes"})
-    if value == AUTO:
-        return replace(plan, **{name: None})
-    if name in _KINDS:
-        return replace(plan, **{name: _KINDS[name](str(value))})
-    return replace(plan, **{name: value if isinstance(value, str) else int(value)})
+        field = int(value) or None
+    elif name == "lora_targets":
+        field = (str(value),)
+    elif name in _SWITCHES:
+        field = value == "yes"
+    elif value == AUTO:
+        field = None
+    elif name in _KINDS:
+        field = _KINDS[name](str(value))
+    else:
+        field = value if isinstance(value, str) else int(value)
+    return replace(plan, **{name: field})
 
 
 def shown(plan: Plan, name: str) -> float | str | None:

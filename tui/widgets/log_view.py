@@ -96,7 +96,7 @@ class LogView(ScrollView, can_focus=True):
 
     def _follow(self, index: LogIndex, stop: threading.Event) -> None:
         while not stop.is_set():
-            visible = self.is_on_screen
+            visible = self.is_looked_at
             more = False
             if visible:
                 grew = index.poll()
@@ -109,9 +109,9 @@ class LogView(ScrollView, can_focus=True):
             stop.wait(0.02 if more else LOOK_EVERY_S)
 
     @property
-    def is_on_screen(self) -> bool:
+    def is_looked_at(self) -> bool:
         """Read from the thread: shown, and every pane around it too."""
-        return self.is_attached and all(node.styles.display != "none" for node in self.ancestors_with_self)  # type: ignore[attr-defined]
+        return self.is_attached and all(node.styles.display != "none" for node in self.ancestors_with_self)
 
     def on_log_view_grew(self) -> None:
         self._pending = False

@@ -25,7 +25,7 @@ def look(rank: RankState, medians: Medians, alerted: set[int]) -> Part:
     if rank.state is RankPhase.DEAD or (rank.gpu is not None and rank.gpu.state != "ok"):
         return glyphs.no, theme.BAD
     if rank.state is RankPhase.STALLED:
-        return (glyphs.stalled), theme.BAD
+        return glyphs.stalled, theme.BAD
     if rank.rank in alerted or is_slow(rank, medians):
         return glyphs.tight, theme.WARN
     if rank.state is RankPhase.DATA:
