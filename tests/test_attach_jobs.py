@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftdash.monitor.attach.find import find_jobs
-from ftdash.monitor.attach.output import LogFollower, files_behind_pipe, output_files
+from ftdash.monitor.attach.output import LogFollower, OutputFile, files_behind_pipe, output_files
 from ftdash.monitor.attach.watch import Watcher
 from ftdash.monitor.records import GpuSample
 
@@ -161,6 +161,21 @@ def test_the_command_prints_one_json_document_without_secrets(job):
     assert found["log_format"] == "transformers"
     assert [rank["pid"] for rank in found["ranks"]] == [process.pid for process in ranks]
     assert "hf_abcdef" not in done.stdout
+
+
+def test_lines_that_name_a_process_belong_to_its_rank(tmp_path):
+    log = tmp_path / "ray.log"
+    log.write_text(
+        "(RayWorkerWrapper pid=4009) {'loss': '2.5', 'grad_norm': '1'}\n"
+        "(RayWorkerWrapper pid=4010) {'loss': '2.0', 'grad_norm': '1'}\n"
+        "{'loss': '1.0', 'grad_norm': '1'}\n"
+    )
+    with log.open() as handle:
+        follower = LogFollower(OutputFile(os.getpid(), handle.fileno(), str(log), (0, 0)))
+        follower.rank_of_pid = {4009: 0, 4010: 1}
+        follower.poll()
+    assert {rank: item.latest.loss for rank, item in follower.ranks.items()} == {0: 2.5, 1: 2.0}
+    assert follower.whole.latest.loss == 1.0
 
 
 def test_a_log_that_is_truncated_under_the_reader_is_read_anew(tmp_path):

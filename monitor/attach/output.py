@@ -13,6 +13,7 @@ from ftdash.monitor.logs.progress import ProgressFollower
 from ftdash.monitor.logs.tracebacks import TracebackCollector
 
 FIRST_BYTES = 1 << 20  # of a log's end, read when it is met first
+MAX_RANKS = 4096
 MORE_BYTES = 4 << 20  # read at most at a time
 
 
@@ -89,6 +90,7 @@ class LogFollower:
         self.error = ""
         self.whole = ProgressFollower()  # lines that name no rank
         self.ranks: dict[int, ProgressFollower] = {}
+        self.rank_of_pid: dict[int, int] = {}  # by every id that a rank's process has, in containers too
         self.tracebacks = TracebackCollector()
         self.last_line = ""
         self._offset: int | None = None
@@ -116,10 +118,6 @@ class LogFollower:
         if self._lines.tail:
             self._take_progress(self._lines.tail)
 
-    def progress(self, rank: int) -> ProgressFollower:
-        """What the log says of one rank, else what it says of the job."""
-        return self.ranks.get(rank, self.whole)
-
     def _take(self, line: str) -> None:
         if line.strip():
             self.last_line = line
@@ -129,10 +127,13 @@ class LogFollower:
 
     def _take_progress(self, line: str) -> None:
         for origin, text in self._demux.lines(line):
-            if origin.rank is None:
+            rank = origin.rank
+            if rank is None and origin.pid is not None:
+                rank = self.rank_of_pid.get(origin.pid)
+            if rank is None:
                 self.whole.feed(text)
             elif text:
-                known = self.ranks.get(origin.rank)
+                known = self.ranks.get(rank)
                 follower = known or ProgressFollower()
-                if follower.feed(text) and known is None and len(self.ranks) < 4096:
-                    self.ranks[origin.rank] = follower
+                if follower.feed(text) and known is None and len(self.ranks) < MAX_RANKS:
+                    self.ranks[rank] = follower

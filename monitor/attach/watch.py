@@ -11,7 +11,7 @@ from ftdash.monitor.attach.find import Job, Rank, find_jobs, shown_command
 from ftdash.monitor.attach.output import LogFollower, OutputFile, files_behind_pipe, output_files
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.logs.progress import ProgressFollower
-from ftdash.monitor.nvml.mapping import gpu_of_rank, hidden_processes
+from ftdash.monitor.nvml.mapping import gpu_of_rank, hidden_processes, pids_by_namespace
 from ftdash.monitor.records import GpuSample
 
 
@@ -109,6 +109,7 @@ class Watcher:
             log = self._logs.get(file.key)
             if log is None:
                 log = self._logs[file.key] = LogFollower(file)
+            log.rank_of_pid = {pid: rank.rank for rank in job.ranks for pid in pids_by_namespace(rank.pid)}
             log.poll()
             used.add(file.key)
         best = self._best(_unique([*own, *shared]))
