@@ -36,6 +36,10 @@ def hang(name: str, kinds: str, *culprits: int, **more: object) -> Case:
     return Case(name, kinds, frozenset(culprits), **more)  # type: ignore[arg-type]
 
 
+def library(name: str, kinds: str, *culprits: int, **more: object) -> Case:
+    return hang(name, kinds, *culprits, script="libraries.py", **more)
+
+
 def calm(name: str, kinds: str, ranks: int = 2, **more: object) -> Case:
     return Case(name, kinds, script="near_hangs.py", ranks=ranks, named=False, **more)  # type: ignore[arg-type]
 
@@ -68,6 +72,12 @@ CASES = [
     hang("evaluates_on_main_only", "eval-on-one-rank", 0),
     hang("never_started", "rendezvous", 2, ranks=2, world=3, named=False),
     hang("all_equal", "network-or-hardware", named=False),
+    library("fsdp2_save_under_is_main", "save-on-one-rank", 0, ranks=2),
+    library("fsdp2_conditional_submodule", "collective-mismatch", 1),
+    library("zero3_save_under_is_main", "save-on-one-rank", 0, ranks=2),
+    library("zero3_expert_without_tokens", "collective-mismatch", 1),
+    library("accelerate_evaluates_on_main_only", "eval-on-one-rank", 0, ranks=2),
+    library("accelerate_waits_for_a_rank_that_broke_out", "phase-mismatch", 2),
     calm("slow_preprocessing", "slow"),
     calm("slow_map", "slow"),
     calm("slow_save", "slow", quick=True),
@@ -85,7 +95,7 @@ CASES = [
 
 def _look(case: Case, folder: Path) -> Diagnosis:
     folder.mkdir()
-    settle = case.script == "hangs.py"
+    settle = case.script != "near_hangs.py"
     with zoo.job(folder, case.script, case.name, case.ranks, world=case.world, settle=settle) as pids:
         return diagnose(live.sample_processes(pids, interval_s=INTERVAL_S))
 

@@ -129,7 +129,7 @@ def _phases(frames: Sequence[Frame]) -> tuple[Phase, Phase]:
 
 def _native_wait(frames: Sequence[Frame]) -> Wait:
     for frame in frames:
-        if origin(frame) is not Origin.NATIVE:
+        if origin(frame) not in (Origin.NATIVE, Origin.UNKNOWN):
             break
         if knowledge.STORE_NATIVE.search(frame.name):
             return Wait.STORE
@@ -167,6 +167,14 @@ def _library_wait(frame: Frame, outer: Sequence[Frame]) -> tuple[Wait, str]:
     return Wait.LIBRARY, ""
 
 
+def _is_glue(frame: Frame, where: Origin) -> bool:
+    if where is Origin.NATIVE:
+        return True
+    if where is Origin.OWN:
+        return False
+    return frame.short in knowledge.GLUE or bool(knowledge.GLUE_FILE.search(frame.file))
+
+
 def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
     """Read one stack, innermost frame first."""
     if not frames:
@@ -178,7 +186,9 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
     wait, op, telling, blocked_by = Wait.NOTHING, "", None, None
     for position, frame in enumerate(frames):
         where = origin(frame)
-        if where is Origin.NATIVE or (frame.short in knowledge.GLUE and where is not Origin.OWN):
+        if where is Origin.UNKNOWN and any(origin(outer) is Origin.NATIVE for outer in frames[position + 1 : position + 4]):
+            continue  # C functions without a file, below symbols of a library
+        if _is_glue(frame, where):
             if where is Origin.STDLIB and knowledge.FINALIZER_FILES.search(frame.file):
                 wait, telling = Wait.FINALIZER, frame
                 break
@@ -307,6 +317,23 @@ def read_threads(threads: Sequence[Thread]) -> Reading:
                     names=reading.names | other.names,
                 )
     return reading
+
+
+def own_functions(threads: Sequence[Thread]) -> frozenset[tuple[str, str]]:
+    """The user's own functions on the main thread's stack, by name and file."""
+    main = main_thread(threads)
+    if main is None:
+        return frozenset()
+    return frozenset((frame.short, frame.file) for frame in main.frames if origin(frame) is Origin.OWN)
+
+
+def context_without(threads: Sequence[Thread], common: frozenset[tuple[str, str]]) -> Phase:
+    """The surrounding phase, not counting own functions that every rank is in: those tell no rank apart."""
+    main = main_thread(threads)
+    if main is None:
+        return Phase.UNKNOWN
+    kept = [frame for frame in main.frames if (frame.short, frame.file) not in common]
+    return _phases(kept)[0]
 
 
 def user_frame(reading: Reading) -> Frame | None:

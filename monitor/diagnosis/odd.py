@@ -63,8 +63,8 @@ def _phase_number(view: View) -> int:
 def _coarse_phase(view: View) -> str:
     """Phases as far as they must agree between ranks: steps of training count as one unless all are known."""
     reading = view.reading
-    if reading.context in (Phase.SAVE, Phase.EVAL, Phase.GENERATE, Phase.TEARDOWN):
-        return reading.context
+    if view.context in (Phase.SAVE, Phase.EVAL, Phase.GENERATE, Phase.TEARDOWN):
+        return view.context
     if reading.step in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.DATA):
         return reading.step
     return ""
@@ -181,17 +181,17 @@ def _mismatch(
 def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
     """Only some ranks are in a save or an evaluation that gathers: the others never join."""
     for phase, kind in ((Phase.SAVE, Kind.SAVE_ON_ONE), (Phase.EVAL, Kind.EVAL_ON_ONE)):
-        inside = [view for view in views if view.reading.context is phase]
-        rest = [view for view in views if view.reading.context is not phase]
+        inside = [view for view in views if view.context is phase]
+        rest = [view for view in views if view.context is not phase]
         if not inside or not rest:
             continue
         barrier = inside[0].op == "barrier"
         if barrier and len({view.op for view in rest}) > 1:
             continue  # a barrier is downstream: innocent when the others are not at one place themselves
         if len(inside) < len(rest) or (len(inside) == len(rest) and not barrier):
-            what = "save" if phase is Phase.SAVE else "evaluation"
-            why = f"it is in a {what} that needs every rank, and the others are not in it"
-            verdict = _mismatch(kind, inside, views, f"is alone in a {what}", 0.9, two)
+            what = "a save" if phase is Phase.SAVE else "an evaluation"
+            why = f"it is in {what} that needs every rank, and the others are not in it"
+            verdict = _mismatch(kind, inside, views, f"is alone in {what}", 0.9, two)
             culprits = tuple(view.culprit(why) for view in inside)
             return Verdict(
                 kind, culprits, verdict.confidence, verdict.reason, verdict.evidence, verdict.against
@@ -204,9 +204,9 @@ def _generate_left(views: Sequence[View], two: bool) -> Verdict | None:
     inside = [
         view
         for view in views
-        if view.reading.context is Phase.GENERATE and view.reading.names & {"fetch_sub_module", "pre_forward"}
+        if view.context is Phase.GENERATE and view.reading.names & {"fetch_sub_module", "pre_forward"}
     ]
-    rest = [view for view in views if view.reading.context is not Phase.GENERATE]
+    rest = [view for view in views if view.context is not Phase.GENERATE]
     if not inside or not rest:
         return None
     return _mismatch(

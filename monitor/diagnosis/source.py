@@ -17,7 +17,7 @@ _RANK_NAME = re.compile(
     r"\b\w*(?:rank|is_main|main_process|world_process_zero|process_index|master|is_first)\w*", re.I
 )
 _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|num_keys|queue_pop)\(", re.I)
-_RAW_WAIT = re.compile(r"\.(?:wait|synchronize)\(")
+_RAW_WAIT = re.compile(r"\.(?:wait|synchronize)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
 _LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
 
@@ -118,7 +118,7 @@ def says_store(text: str) -> bool:
 
 
 def says_collective(text: str) -> bool:
-    """A wait that no Python function stands below: Work.wait of torch, a device synchronisation."""
+    """A wait that no Python function stands below: Work.wait of torch, a read of a device value."""
     return bool(_RAW_WAIT.search(text) or _DIST_CALL.search(text))
 
 

@@ -485,5 +485,6 @@ def read_stacks(root: Path) -> list[Sample]:
         ]
         evidence.sort(key=lambda item: item.rank)
         t = max((part.t for part in group), default=0.0)
-        samples.append(Sample(t=t, ranks=tuple(evidence), notices=tuple(notices)))
+        expected = frozenset(range(max(ranks, default=-1) + 1))
+        samples.append(Sample(t=t, ranks=tuple(evidence), expected=expected, notices=tuple(notices)))
     return samples or [Sample(notices=tuple(notices))]

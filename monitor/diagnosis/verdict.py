@@ -63,38 +63,45 @@ def _gone(
     """A dead or missing rank, while the others wait in a collective, for the store or to start."""
     dead = [view for view in views if view.dead]
     held = [view for view in seen if view.waits_for_peers or view.wait in _WAITS_FOR_OTHERS]
-    if not (dead or absent) or not held:
+    lost = absent - {view.rank for view in dead}
+    if not (dead or lost) or not held:
         return None
-    culprits = [view.culprit("its process is gone: the others wait for it") for view in dead]
-    lost = sorted(absent - {view.rank for view in dead})
-    example = held[0]
-    where = f"{example.shown_frame}" if example.shown_frame else "a collective"
+    gone = lost | {view.rank for view in dead}
     starting = all(view.wait is Wait.RENDEZVOUS or view.reading.context is Phase.INIT for view in held)
-    store_lost = 0 in absent | {view.rank for view in dead} and all(view.wait is Wait.STORE for view in held)
-    starting = starting or store_lost
-    for rank in lost:
-        why = (
-            f"it has not joined: {ranks_of(held)} wait in {where}"
-            if starting
-            else f"no process of it is left: {ranks_of(held)} wait in {where}"
-        )
-        culprits.append(Culprit(rank, "", 0, "", why))
-    if starting:
-        owner_gone = any(culprit.rank == 0 for culprit in culprits)
-        kind = Kind.STORE if owner_gone and (dead or lost) else Kind.RENDEZVOUS
-        reason = (
-            "rank 0, which owns the store, is gone: the rendezvous is broken"
-            if kind is Kind.STORE
-            else f"rank {rank_list(c.rank for c in culprits)} has not come to the rendezvous"
-        )
+    store_lost = 0 in gone and (starting or all(view.wait is Wait.STORE for view in held))
+    recorded = not dead and all(view.evidence.process and view.evidence.process.source == "file" for view in seen)
+    if recorded and not starting and not store_lost:
+        return _undumped(seen, held, lost)
+    named = [view for view in dead if not store_lost or view.rank == 0]
+    culprits = [view.culprit("its process is gone: the others wait for it") for view in named]
+    where = place_of(held[0])
+    for rank in sorted({0} & lost if store_lost else lost):
+        text = "it has not joined" if starting and not store_lost else "no process of it is left"
+        culprits.append(Culprit(rank, "", 0, "", f"{text}: {ranks_of(held)} wait{where}"))
+    ranks = rank_list(culprit.rank for culprit in culprits)
+    if store_lost:
+        kind, reason = Kind.STORE, "rank 0, which owns the store, is gone: the rendezvous is broken, stop the job"
+    elif starting:
+        kind, reason = Kind.RENDEZVOUS, f"rank {ranks} has not come to the rendezvous"
     else:
-        kind = Kind.DEAD_RANK
-        reason = f"rank {rank_list(c.rank for c in culprits)} is gone, the others wait for it"
-    evidence = (
-        f"ranks {ranks_of(held)} wait: {describe(held[0])}",
-        f"seen {len(seen)} of {len(seen) + len(culprits)}",
-    )
+        kind, reason = Kind.DEAD_RANK, f"rank {ranks} is gone, the others wait for it"
+    evidence = (f"ranks {ranks_of(held)} wait: {describe(held[0])}", f"{len(gone)} of {len(seen) + len(gone)} are gone")
     return Verdict(kind, tuple(culprits), confidence(0.95, held, two=True), reason, evidence)
+
+
+def _undumped(seen: Sequence[View], held: Sequence[View], lost: frozenset[int]) -> Verdict | None:
+    """Ranks without a file among recorded dumps: suspects when everybody else waits, noise when many miss."""
+    if len(held) < len(seen) or len(lost) > len(seen) / 2:
+        return None
+    why = "there is no dump of it, while all others wait in a collective"
+    return Verdict(
+        Kind.UNDUMPABLE,
+        tuple(Culprit(rank, "", 0, "", why) for rank in sorted(lost)),
+        0.6,
+        f"rank {rank_list(lost)} gave no dump: missing evidence is evidence",
+        (f"ranks {ranks_of(held)} wait: {describe(held[0])}",),
+        ("the tool that took the dumps may have lost it: count dumps and ranks",),
+    )
 
 
 def _unresponsive(
@@ -178,7 +185,7 @@ def _teardown(
     leaving = [
         view
         for view in seen
-        if view.wait is Wait.TEARDOWN or (view.reading.context is Phase.TEARDOWN and not view.waits_for_peers)
+        if view.wait is Wait.TEARDOWN or (view.context is Phase.TEARDOWN and not view.waits_for_peers)
     ]
     others = [view for view in waiting if view not in leaving]
     if not leaving or not others:

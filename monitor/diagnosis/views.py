@@ -32,6 +32,7 @@ class View:
     motion: Motion
     wait: Wait
     text: str = ""  # the user's source line, where it can be read
+    context: Phase = Phase.UNKNOWN  # the surrounding phase, without what all ranks have in common
 
     @property
     def rank(self) -> int:
@@ -158,12 +159,18 @@ def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
     return Wait.OWN
 
 
+def _common_functions(ranks: Sequence[RankEvidence]) -> frozenset[tuple[str, str]]:
+    found = [own for evidence in ranks if (own := frames.own_functions(evidence.threads))]
+    return frozenset.intersection(*found) if len(found) > 1 else frozenset()
+
+
 def make_views(samples: Sequence[Sample]) -> list[View]:
     """The ranks of the last sample, each joined with its earlier self."""
     if not samples:
         return []
     earlier = {item.rank: item for item in samples[0].ranks} if len(samples) > 1 else {}
     views = []
+    common = _common_functions(samples[-1].ranks)
     for evidence in samples[-1].ranks:
         old = earlier.get(evidence.rank)
         reading = frames.read_threads(evidence.threads)
@@ -177,7 +184,10 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
             reading = before
         text = source.line_text(reading.own)
         wait = _corrected(reading, text, evidence)
-        views.append(View(evidence, reading, before, motion.measure(old, evidence), wait, text))
+        context = reading.context
+        if common and context:
+            context = frames.context_without(evidence.threads, common)
+        views.append(View(evidence, reading, before, motion.measure(old, evidence), wait, text, context))
     return views
 
 
@@ -186,7 +196,7 @@ def static_slow(view: View) -> Phase:
     reading = view.reading
     if view.wait is Wait.COMPILE:
         return Phase.COMPILE
-    if view.wait is Wait.SAVE_IO:
+    if view.wait is Wait.SAVE_IO or (reading.phase is Phase.SAVE and reading.blocked_by is None):
         return Phase.SAVE
     workers = [frames.read_threads(child.threads) for child in view.evidence.children]
     working = [item for item in workers if item.telling is not None and not idle_worker(item)]

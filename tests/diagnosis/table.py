@@ -388,6 +388,32 @@ ROWS = [
         "retry",
     ),
     row(
+        "the store's owner is gone",
+        {
+            3: Dump(
+                (
+                    (
+                        "recv@libc.so.6",
+                        "c10d::tcputil::recvBytes@libtorch_cpu.so",
+                        "c10d::TCPStore::doGet@libtorch_cpu.so",
+                        "c10d::TCPStore::get@libtorch_cpu.so",
+                        f"init_process_group@{C10D}",
+                        "main@train.py",
+                        MODULE,
+                    ),
+                )
+            )
+        },
+        "store",
+        {0},
+    ),
+    row(
+        "one dump is missing",
+        same((0, 1, 2, 4, 5, 6, 7), BARRIER, WRAP, "sync@train.py", MODULE, active=True),
+        "undumpable",
+        {3},
+    ),
+    row(
         "slow save",
         {
             0: Dump(

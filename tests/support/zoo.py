@@ -103,12 +103,13 @@ def _wait_settled(pids: list[int]) -> None:
 
 
 def named_lines(script: str, case: str) -> set[int]:
-    """Lines of a case that the verdict may name: those marked in the case's function and classes it uses."""
+    """Lines of a case that the verdict may name: those marked `# named` in its function, or anywhere by its name."""
     text = (ZOO / script).read_text().splitlines()
     starts = [number for number, line in enumerate(text, 1) if re.match(r"(?:def|class) ", line)] + [len(text) + 1]
     at = next(number for number, line in enumerate(text, 1) if line.startswith(f"def {case}("))
     end = next(number for number in starts if number > at)
-    return {number for number in range(at, end) if "# named" in text[number - 1]}
+    inside = {number for number in range(at, end) if text[number - 1].endswith("# named")}
+    return inside | {number for number, line in enumerate(text, 1) if line.endswith(f"# named: {case}")}
 
 
 def eventually(look: Callable[[], T], good: Callable[[T], bool], within_s: float = 60.0) -> T:
