@@ -19,7 +19,13 @@ from ftdash.engine.planner.numerics import (
     SHARDS_OPTIMIZER,
     SHARDS_WEIGHTS,
 )
-from ftdash.engine.planner.reserved import FIXED_SEGMENTS, context_bytes, imbalance_bytes, reserved_bytes
+from ftdash.engine.planner.reserved import (
+    FIXED_SEGMENTS,
+    allocated_bytes,
+    context_bytes,
+    imbalance_bytes,
+    reserved_bytes,
+)
 from ftdash.engine.planner.result import Memory, ModelStates, Phase, PhaseName
 from ftdash.engine.planner.setting import Setting
 
@@ -257,7 +263,7 @@ def memory_of(s: Setting) -> Memory:
             best, best_stage = found, stage
     assert best_stage is not None
     peak = max(best, key=lambda phase: phase.total)
-    allocated = peak.total + transients.WORKSPACE_BYTES
+    allocated = allocated_bytes(s, peak)
     return Memory(
         model_states=model_states(s, best_stage),
         phases=best,

@@ -90,7 +90,8 @@ def compute_seconds(s: Setting, tokens: float) -> float:
         width = s.sums.expert_width
         seconds += passes * experts / (rate * matmul * width / (width + EXPERT_WIDTH_HALF))
     attention = attention_flops(s, 1.0) * (4 / 3 if s.plan.checkpointing is Checkpointing.FULL else 1.0)
-    half_rate = s.gpu.bf16_flops or s.gpu.fp16_flops
+    # Attention runs in 16 bits under every mixed precision, 8- and 4-bit ones included.
+    half_rate = rate if s.plan.precision is Precision.FP32 else s.gpu.bf16_flops or s.gpu.fp16_flops
     seconds += attention / (half_rate * ATTENTION_EFFICIENCY.get(kind, ATTENTION_EFFICIENCY_OTHER))
     seconds += _pointwise_bytes(s) / s.gpu.memory_bytes_per_s
     return (tokens * seconds + _dequantise_seconds(s)) / (s.mesh.tp * s.mesh.pp)

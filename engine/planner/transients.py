@@ -50,7 +50,8 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
         return Gathered(live, live, live, live, root)
     dequantised = _dequantised_block(s, stage)
-    two = root + 2 * block + dequantised
+    # FSDP1's rate limiter lets two all-gathers run ahead of the block that computes.
+    two = root + (3 if strategy is Strategy.FSDP1 else 2) * block + dequantised
     pool = max(root, block)
     if strategy is Strategy.FSDP_NO_RESHARD:
         return Gathered(whole, whole, whole + dequantised, two, 0.0, pool)

@@ -1,0 +1,93 @@
+"""Any combination of choices is either planned with consistent figures or refused in one line."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftdash.engine.plan import (
+    Attention,
+    Checkpointing,
+    ExpertLora,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    PipelineSchedule,
+    Plan,
+    PlanError,
+    Precision,
+    Quant,
+    Strategy,
+)
+from ftdash.engine.planner import evaluate
+
+POWERS = st.sampled_from([1, 1, 1, 2, 4, 8])
+PLANS = st.builds(
+    Plan,
+    model=st.sampled_from(
+        ["qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "mpt-7b", "gemma-3-4b", "gpt-oss-20b"]
+    ),
+    gpu=st.sampled_from(["h100-sxm-80g", "rtx4090-24g", "t4-16g", "gb200-184g"]),
+    gpus=st.sampled_from([1, 2, 4, 8, 16, 64]),
+    gpus_per_node=st.sampled_from([1, 4, 8]),
+    strategy=st.sampled_from(Strategy),
+    replicate=st.sampled_from([None, None, 2]),
+    tp=POWERS,
+    cp=POWERS,
+    pp=POWERS,
+    pp_schedule=st.sampled_from(PipelineSchedule),
+    virtual_stages=st.sampled_from([1, 2]),
+    micro_batches=st.sampled_from([None, 4]),
+    ep=POWERS,
+    method=st.sampled_from(Method),
+    lora_rank=st.sampled_from([1, 16]),
+    dora=st.booleans(),
+    modules_to_save=st.sampled_from([(), ("embed_tokens",)]),
+    quant=st.sampled_from([None, *Quant]),
+    quantize_experts=st.booleans(),
+    quant_storage=st.sampled_from(["bf16", "uint8"]),
+    adapter_dtype=st.sampled_from([None, "fp32", "bf16"]),
+    expert_lora=st.sampled_from(ExpertLora),
+    micro_batch=POWERS,
+    grad_accum=POWERS,
+    seq_len=st.sampled_from([128, 2048, 32_768]),
+    checkpointing=st.sampled_from(Checkpointing),
+    loss=st.sampled_from(Loss),
+    attention=st.sampled_from(Attention),
+    compile=st.booleans(),
+    optimizer=st.sampled_from(Optimizer),
+    optimizer_in_backward=st.booleans(),
+    precision=st.sampled_from(Precision),
+    reduce_dtype=st.sampled_from([None, "fp32", "bf16"]),
+    offload=st.sampled_from(Offload),
+    activation_offload=st.booleans(),
+    unsharded_init=st.booleans(),
+)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(plan=PLANS)
+def test_every_plan_is_consistent_or_refused(plan: Plan) -> None:
+    try:
+        found = evaluate(plan)
+    except PlanError as error:
+        assert "\n" not in str(error)
+        return
+    memory, time = found.memory, found.time
+    assert memory.allocated >= memory.model_states.total
+    assert memory.device > memory.reserved >= memory.allocated > 0
+    for phase in memory.phases:
+        assert all(held >= 0 for _, held in phase.terms()), phase
+        assert phase.cached >= 0, phase
+    assert found.model.trainable_params <= found.model.total_params + 2 * 262_144 * 5376
+    for value in (time.compute_s, time.step_s, time.tokens_per_s_per_gpu):
+        assert math.isfinite(value)
+        assert value > 0
+    assert 0 <= time.exposed_s <= time.communication_s + 1e-12
+    assert 0 < time.mfu < 1
+    assert 0 <= time.bubble < 1
+    json.dumps(found.to_json(), allow_nan=False)
