@@ -37,7 +37,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import median
+from statistics import correlation, median
 
 from ftdash.monitor.alerts_gpu import gpu_alerts
 from ftdash.monitor.experts import ADVICE, expert_parallel_cost
@@ -47,6 +47,7 @@ from ftdash.monitor.stragglers import Straggler, explain, slow_hosts
 from ftdash.monitor.wording import duration, gib, rank_list
 
 MIB = 1 << 20
+MEMORY_VALUES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,11 @@ def find_alerts(
         _memory,
         _tokens,
         _experts,
+        _stragglers,
         _plan,
     ]
     if live:
-        rules += [_heartbeats, _stragglers, _run_slower, _files, gpu_alerts]
+        rules += [_heartbeats, _run_slower, _files, gpu_alerts]
     found = [alert for rule in rules for alert in rule(state, history, limits)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda alert: order.get(alert.severity, 3))
@@ -290,26 +292,27 @@ def _memory(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterat
 def growth_per_step(past: RankPast) -> float:
     """Steady growth of a rank's memory in bytes a step; 0.0 when it does not grow steadily.
 
-    Steady: over the newest 48 steps, cut into six parts, the median rises from each part to the next by at
-    least a third of the average rise, and in all by 2 % and 32 MiB. Caches that fill and step up once,
-    and memory that swings, do not pass.
+    Steady: over the newest 24 to 48 values, cut into six parts, the median rises from each part to the next
+    by at least a third of the average rise, in all by 2 % and 32 MiB, and a straight line fits (r of 0.9).
+    Caches that fill, memory that steps up once, and memory that swings do not pass.
     """
-    values = list(past.memory)
-    if len(values) < values_needed(past):
+    values = past.memory
+    if len(values) < MEMORY_VALUES:
         return 0.0
-    size = len(values) // 6
-    levels = [median(value for _, value in values[i * size : (i + 1) * size]) for i in range(6)]
+    (first_step, first), (last_step, last) = values[0], values[-1]
+    enough = max(0.02 * last, 32 * MIB)
+    if last - first < enough or last_step <= first_step:
+        return 0.0
+    sizes = [size for _, size in values]
+    part = len(sizes) // 6
+    levels = [median(sizes[i * part : (i + 1) * part]) for i in range(6)]
     rises = [after - before for before, after in pairwise(levels)]
     total = levels[-1] - levels[0]
-    if total < max(0.02 * levels[-1], 32 * MIB) or min(rises) < total / len(rises) / 3:
+    if total < enough * 0.8 or min(rises) < total / len(rises) / 3:
         return 0.0
-    steps = values[-1][0] - values[0][0]
-    return (values[-1][1] - values[0][1]) / steps if steps else 0.0
-
-
-def values_needed(past: RankPast) -> int:
-    """How many memory values make a judgement: a full window."""
-    return past.memory.maxlen or 0
+    if correlation([step for step, _ in values], sizes) < 0.9:
+        return 0.0
+    return (last - first) / (last_step - first_step)
 
 
 def _heartbeats(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:

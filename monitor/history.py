@@ -1,8 +1,9 @@
 """The bounded past of a run: enough to judge the present, never more because the run is longer or larger.
 
-The reader feeds the newest step records of each rank (`add_step` or `add_recent`), then the state
-(`observe`), before it asks `find_alerts`. What is kept does not grow with the run: per rank a few numbers
-and 48 memory values, for the run 64 steps of phase times and 240 records of routing figures.
+The reader feeds the newest step records of each rank (`add_step`), what agents saw of their processes
+(`add_sample`), then the state (`observe`), before it asks `find_alerts`. What is kept does not grow with
+the run: per rank a few numbers and 48 memory values, for the run 64 steps of phase times and 240 records
+of routing figures.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ftdash.monitor.experts import ExpertHistory
-from ftdash.monitor.records import Step, to_float
+from ftdash.monitor.records import RankSample, Step, to_float
 from ftdash.monitor.state import RankPhase, RankState, RunState
 from ftdash.monitor.stragglers import StepTimes, StragglerDetector
 
 MEMORY_STEPS = 48
 LOSS_STEPS = 48
+WARM_STEPS = 5  # before that, a process's memory is still being set up
 LOOK_S = 30.0  # how often file systems are asked
 
 
@@ -45,6 +46,7 @@ class RankPast:
     zero_losses: int = 0  # in a row, up to the newest
     same_losses: int = 0
     last_loss: float | None = None
+    on_device: bool = False  # torch counts its memory, so that the process's own does not matter
     states: deque[str] = field(default_factory=lambda: deque(maxlen=10))  # of its process, S, R, T, D
     memory: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MEMORY_STEPS))
 
@@ -86,6 +88,7 @@ class RunHistory:
         past.last_step = step.step
         self._note_loss(past, step)
         if step.allocated:
+            past.on_device = True
             past.memory.append((step.step, step.allocated))
         self.stragglers.add(
             rank,
@@ -95,15 +98,16 @@ class RunHistory:
             ),
         )
 
-    def add_recent(self, rank: int, recent: Sequence[Step]) -> None:
-        """The newest steps of one rank, oldest first; those that are known already cost nothing."""
-        past = self.ranks.get(rank)
-        known = past.last_step if past is not None else -1
-        fresh = len(recent)
-        while fresh and recent[fresh - 1].step > known:
-            fresh -= 1
-        for i in range(fresh, len(recent)):
-            self.add_step(rank, recent[i])
+    def add_sample(self, sample: RankSample) -> None:
+        """What an agent saw of a rank's process: on CPU its resident memory is the one to watch."""
+        past = self.ranks.get(sample.rank)
+        if past is None:
+            past = self.ranks[sample.rank] = RankPast()
+        if sample.state:
+            past.states.append(sample.state)
+        unseen = not past.memory or past.memory[-1][0] < sample.beat_step
+        if unseen and not past.on_device and sample.rss and sample.beat_step >= WARM_STEPS:
+            past.memory.append((sample.beat_step, sample.rss))
 
     def observe(self, state: RunState, *, look: bool = True) -> None:
         """The newest state. Steps that were not fed one by one are taken from it."""
@@ -113,13 +117,8 @@ class RunHistory:
             past = self.ranks.get(rank.rank)
             if past is None:
                 past = self.ranks[rank.rank] = RankPast()
-            if rank.process_state:
-                past.states.append(rank.process_state)
             if rank.step > past.last_step and rank.step_s is not None:
                 self.add_step(rank.rank, _as_step(rank, state.now))
-            unseen = not past.memory or past.memory[-1][0] < rank.step
-            if unseen and not rank.allocated and rank.memory_used and rank.step:
-                past.memory.append((rank.step, rank.memory_used))
         for layer in state.experts:
             if self._expert_counts.get(layer.layer) != layer.counts:
                 self._expert_counts[layer.layer] = layer.counts

@@ -16,7 +16,7 @@ from ftdash.monitor.beat import Beat, read_beat
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
-from ftdash.monitor.records import Step, decode_lines, decoder
+from ftdash.monitor.records import RankSample, Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
 from ftdash.monitor.snapshot import Surroundings, build_state
 from ftdash.monitor.state import Alert, RunPhase, RunState
@@ -179,6 +179,9 @@ class RunReader:
         if file.rank is None:
             records, garbage = decode_lines(decoder, data)
             self.summary.feed_node(file.host, records)
+            for record in records:
+                if type(record) is RankSample:
+                    self.history.add_sample(record)
             file.garbage += garbage
             return
         cut = data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if len(data) > 2 * RECENT_BYTES else 0

@@ -13,7 +13,7 @@ import msgspec
 from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.export import rank_files
 from ftdash.monitor.history import RunHistory
-from ftdash.monitor.records import Record, Step, decode_lines, decoder
+from ftdash.monitor.records import RankSample, Record, Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.snapshot import Surroundings, build_state
 from ftdash.monitor.state import RunState
@@ -115,6 +115,8 @@ class Replay:
     def _feed(self, source: _Source, record: Record) -> None:
         if source.rank is None:
             self._summary.feed_node(source.host, [record])
+            if isinstance(record, RankSample):
+                self._history.add_sample(record)
         else:
             self._summary.feed_rank(source.rank, [record])
             if isinstance(record, Step):

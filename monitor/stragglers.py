@@ -103,8 +103,8 @@ class StragglerDetector:
     def expect(self, ranks: Iterable[int]) -> None:
         """The ranks that take part. A change of the set starts the comparison anew."""
         wanted = tuple(sorted(ranks))
-        if wanted == self._ranks:
-            return
+        if not wanted or wanted == self._ranks:
+            return  # when all are gone, what was found last stays true
         self._ranks = wanted
         for phase in self._phases.values():
             phase.clear()

@@ -83,7 +83,6 @@ def test_a_rank_on_a_slow_host_is_named_with_the_phase(tmp_path):
 
 
 def test_a_process_that_is_stopped_again_and_again_is_named_with_that_cause(tmp_path):
-    last = [time.monotonic(), 0.0]
     stopped: list[int] = []
 
     def limit(state: RunState) -> None:
@@ -101,7 +100,6 @@ def test_a_process_that_is_stopped_again_and_again_is_named_with_that_cause(tmp_
                 return
             time.sleep(0.02)
 
-    del last
     try:
         _, found = train("throttled", tmp_path, limit, steps=60)
     finally:

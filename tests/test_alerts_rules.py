@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 
 import pytest
 
-from ftdash.monitor.alerts import AlertBook, AlertLimits, find_alerts
+from ftdash.monitor.alerts import AlertBook, AlertLimits, find_alerts, growth_per_step
 from ftdash.monitor.history import HostLook, RunHistory, look_at_files
+from ftdash.monitor.records import RankSample
 from ftdash.monitor.rundir import Manifest
 from ftdash.monitor.state import Alert, ExpertLayer, GpuState, Point, RankPhase, RunPhase
 from tests.support.runs import codes, only, play, run_state, with_rank
@@ -105,13 +107,20 @@ def test_memory_that_merely_moves_is_not_creep(curve):
 
 def test_the_rss_of_cpu_ranks_is_watched_too():
     history = RunHistory()
-    for step in range(1, 61):
-        state = run_state(2, step=step)
-        state = with_rank(state, 0, memory_used=500 << 20)
-        state = with_rank(state, 1, memory_used=(500 << 20) + step * (8 << 20))
-        history.observe(state, look=False)
+    for step in range(1, 41):
+        for rank, rss in ((0, 500 << 20), (1, (500 << 20) + step * (8 << 20))):
+            history.add_sample(RankSample(t=step, rank=rank, pid=100, rss=rss, beat_step=step))
+    state = run_state(2, step=40)
     alert = next(alert for alert in find_alerts(state, history) if alert.code == "memory-creep")
     assert alert.ranks == (1,)
+
+
+def test_noise_is_never_mistaken_for_growth():
+    source = random.Random(5)
+    for _ in range(300):
+        sizes = [int(10 * GIB * source.gauss(1, 0.05)) for _ in range(48)]
+        history, _ = play(48, ranks=1, change=lambda rank, step, sizes=sizes: {"allocated": sizes[step - 1]})
+        assert growth_per_step(history.ranks[0]) == 0.0
 
 
 def test_a_nearly_full_gpu_and_a_fragmented_allocator_are_told():

@@ -66,6 +66,7 @@ def main() -> None:
         at_fault = rank == 1 and step > BEGINS
         with hook.phase("data"):
             time.sleep(0.15 if FAULT == "slow-data" and at_fault else 0.005)
+            time.sleep(0.4 if FAULT == "leak" else 0.0)  # agents look at a process once a second
             tokens = torch.randn(64, WIDTH)
         with hook.phase("forward"):
             time.sleep(0.08 if FAULT == "slow-host" and at_fault else 0.04)
