@@ -152,6 +152,28 @@ CASES = {
         {"a.yaml": fsdp2(), "t.py": script(model="Qwen/Qwen3-32B")},
         {"a.yaml": fsdp2(fsdp_state_dict_type="SHARDED_STATE_DICT"), "t.py": script(model="Qwen/Qwen3-32B")},
     ),
+    "save-gathers-whole-model#adapters": (
+        {"d.json": ZERO3, "t.py": script("deepspeed='d.json'", peft=LORA, model="Qwen/Qwen3-32B")},
+        {"d.json": ZERO3, "t.py": script("deepspeed='d.json'", peft=LORA, model="Qwen/Qwen3-4B")},
+    ),
+    "fsdp-renamed-key": (
+        {"a.yaml": fsdp1(fsdp_backward_prefetch_policy="BACKWARD_PRE")}, {"a.yaml": fsdp1(fsdp_backward_prefetch="BACKWARD_PRE")},
+    ),
+    "fsdp2-old-flag#script": (
+        {"t.py": script("fsdp='full_shard', fsdp_config={'version': 2, 'use_orig_params': True}")},
+        {"t.py": script("fsdp='full_shard', fsdp_config={'version': 1, 'use_orig_params': True}")},
+    ),
+    "fsdp2-hybrid-shard-lost#command": (
+        {"r.sh": "accelerate launch --use_fsdp --fsdp_version 2 --fsdp_sharding_strategy HYBRID_SHARD t.py"},
+        {"r.sh": "accelerate launch --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD t.py"},
+    ),
+    "offload-param-stage#in-a-script": (
+        {"t.py": "d = {'zero_optimization': {'stage': 2, 'offload_param': {'device': 'cpu'}}}\na = TrainingArguments(deepspeed=d)\n"},
+        {"t.py": "d = {'zero_optimization': {'stage': 3, 'offload_param': {'device': 'cpu'}}}\na = TrainingArguments(deepspeed=d)\n"},
+    ),
+    "logits-memory": (
+        {"t.py": script("max_length=32768")}, {"t.py": script("max_length=32768, use_liger_kernel=True")},
+    ),
     "every-rank-loads": ({"a.yaml": fsdp2(fsdp_cpu_ram_efficient_loading=False)}, {"a.yaml": fsdp2()}),
     "accelerate-unknown-key": ({"a.yaml": {**DDP, "num_process": 8}}, {"a.yaml": DDP}),
     "cpu-single-process": (
@@ -340,6 +362,13 @@ CASES = {
     "collective-on-one-rank#paired-barriers": (
         {"t.py": "if rank == 0:\n    dist.barrier()\n"},
         {"t.py": "if rank != 0:\n    dist.barrier()\nload()\nif rank == 0:\n    dist.barrier()\n"},
+    ),
+    "collective-on-one-rank#in-a-method": (
+        {"t.py": "class A:\n    def run(self):\n        pass\nclass B:\n    def run(self):\n        if self.is_main:\n            self.accelerator.gather(1)\n"},
+        {"t.py": "class A:\n    def run(self):\n        pass\nclass B:\n    def run(self):\n        self.accelerator.gather(1)\n"},
+    ),
+    "collective-on-one-rank#decorator": (
+        {"t.py": "@rank_zero_only\ndef report():\n    dist.all_reduce(1)\n"}, {"t.py": "def report():\n    dist.all_reduce(1)\n"},
     ),
     "generate-on-one-rank": (
         {"a.yaml": fsdp2(), "t.py": script(end="if accelerator.is_main_process:\n    model.generate(x)\n")},

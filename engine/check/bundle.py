@@ -51,7 +51,7 @@ class Bundle:
         self.scripts: dict[Path, Script] = {}
         self.shells: dict[Path, Shell] = {}
         self.missing: list[tuple[str, str]] = []  # where, path
-        for document in self.documents:
+        for document in list(self.documents):
             self._parse(document)
         self._follow()
 
@@ -73,8 +73,21 @@ class Bundle:
     def _parse(self, document: Document) -> None:
         if document.kind is Kind.SCRIPT:
             self.scripts[document.path] = Script(document.text, str(document.path))
+            self.documents += self._embedded(document)
         elif document.kind is Kind.SHELL:
             self.shells[document.path] = Shell(document.text)
+
+    def _embedded(self, document: Document) -> Iterator[Document]:
+        """DeepSpeed configs written as a dict in a script."""
+        for call in self.scripts[document.path].calls:
+            for name in ("deepspeed", "config", "hf_ds_config", "config_params"):
+                value = call.kwargs.get(name)
+                if isinstance(value, dict) and {"zero_optimization", "train_batch_size"} & set(
+                    map(str, value)
+                ):
+                    found = Document(document.path, Kind.DEEPSPEED, "", _known(value))
+                    found.lines = dict.fromkeys(_paths(found.data), call.line)
+                    yield found
 
     def _follow(self) -> None:
         """Read the files that the given ones name, when they stand where a launcher would look."""
@@ -316,10 +329,13 @@ class Bundle:
                     return load_config_file(local), named.where
                 except ModelError:
                     return None
-        try:
-            return load_preset(named.value.rstrip("/")), named.where
-        except ModelError:
-            return None
+        # A release mark such as -v0.1 changes no shape.
+        for name in (named.value.rstrip("/"), re.sub(r"-v\d+(\.\d+)*$", "", named.value.rstrip("/"))):
+            try:
+                return load_preset(name), named.where
+            except ModelError:
+                continue
+        return None
 
     @cached_property
     def versions(self) -> dict[str, Sourced]:
@@ -353,6 +369,9 @@ class Bundle:
                 for key in (f"fsdp_{name}", name):
                     if found := document.get("fsdp_config", key):
                         return found
+        for document, shell, launch in self.launches():
+            if (value := launch.option(f"--fsdp_{name}")) is not None:
+                return Sourced(_literal(shell.expand(value)), document.at(launch.line))
         config = self.argument("fsdp_config")
         if config and isinstance(config.value, dict):
             for key in (f"fsdp_{name}", name):
@@ -379,6 +398,22 @@ def dtype_name(value: Any) -> str:
         "fp32": "float32",
         "float": "float32",
     }.get(text, text)
+
+
+def _known(value: dict[Any, Any]) -> dict[str, Any]:
+    """A mapping without the values that only running would tell."""
+    return {
+        str(key): _known(item) if isinstance(item, dict) else item
+        for key, item in value.items()
+        if item is not UNKNOWN and key is not UNKNOWN
+    }
+
+
+def _paths(value: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for key, item in value.items():
+        yield (*above, key)
+        if isinstance(item, dict):
+            yield from _paths(item, (*above, key))
 
 
 def _locate(base: Path, reference: str) -> Path | None:

@@ -14,7 +14,8 @@ UNKNOWN = object()  # an expression whose value only running would tell
 
 # Conditions that hold on one rank only.
 _MAIN = re.compile(
-    r"is_(local_|world_|local_world_)?(main_process|process_zero)|is_main(?!tain)|is_rank_?0|is_master|should_save\b"
+    r"is_(local_|world_|local_world_)?(main_process|process_zero)|is_main(?!tain)|is_master|should_save\b"
+    r"|(^|[._])(main|master)_process$|(^|[._])(is_)?(global_|local_)?rank_?(0|zero)(\(\))?$"
 )
 _RANK = re.compile(
     r"(^|[._\[\"'])(local_|global_|process_|world_)?rank([\"'\])]|$)|get_rank\(|process_index$|RANK[\"']",
@@ -68,12 +69,12 @@ class Script:
         }
         self.constants = _constants(self.tree)
         self.imports = set(_imports(self.tree))
-        self._entered: set[str] = set()
+        self._entered: set[int] = set()
         self.calls: list[Call] = []
         self._block(self.tree.body, "")
-        for function in list(self.functions.values()):
-            if function.name not in self._entered:
-                self._enter(function, "")
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                self._enter(node, "")
         self.assigned = self._attributes()
 
     def named(self, *lasts: str) -> Iterator[Call]:
@@ -127,7 +128,7 @@ class Script:
         """Visit one statement; the result guards what follows it in the same block."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for decorator in node.decorator_list:
-                if "main_process" in _dotted(decorator):
+                if re.search(r"main_process|rank_?(zero|0)", _dotted(decorator)):
                     self._enter(node, ast.unparse(decorator))
             return guard
         if isinstance(node, ast.ClassDef):
@@ -205,9 +206,9 @@ class Script:
             self._enter(self.functions[node.func.id], guard)
 
     def _enter(self, function: ast.FunctionDef | ast.AsyncFunctionDef, guard: str) -> None:
-        if function.name in self._entered:
+        if id(function) in self._entered:
             return
-        self._entered.add(function.name)
+        self._entered.add(id(function))
         self._block(function.body, guard)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from ftdash.engine.check.bundle import Bundle, is_false, is_true
-from ftdash.engine.check.documents import Document, Kind, Sourced, words
+from ftdash.engine.check.documents import Kind, Sourced, words
 from ftdash.engine.check.findings import Finding, error, note, warning
+from ftdash.engine.check.pyscript import UNKNOWN
 from ftdash.engine.check.registry import check
 
 FSDP1_ONLY = {
@@ -28,7 +30,8 @@ _KEYS = frozenset(FSDP1_ONLY) | words(
 )
 
 
-def _sections(bundle: Bundle) -> Iterator[tuple[Document, dict[str, object]]]:
+def _sections(bundle: Bundle) -> Iterator[tuple[Callable[[str], str], dict[str, object]]]:
+    """Every FSDP section: where a key of it stands, and its values."""
     for document in bundle.documents:
         if document.kind in (Kind.ACCELERATE, Kind.AXOLOTL, Kind.TRAINER):
             if (
@@ -37,7 +40,25 @@ def _sections(bundle: Bundle) -> Iterator[tuple[Document, dict[str, object]]]:
             ):
                 continue
             if section := document.section("fsdp_config"):
-                yield document, section
+                yield partial(document.where, "fsdp_config"), section
+    for document, call in bundle.argument_calls():
+        config = call.kwargs.get("fsdp_config")
+        if isinstance(config, dict):
+            known = {str(key): value for key, value in config.items() if value is not UNKNOWN}
+            yield partial(_always, document.at(call.line)), known
+    for document, shell, launch in bundle.launches():
+        given = {
+            text.split("=")[0].lstrip("-").replace("-", "_"): launch.option(text.split("=")[0])
+            for text in launch.argv
+            if text.startswith("--fsdp_")
+        }
+        if launch.launcher == "accelerate" and given:
+            values = {key: shell.expand(value or "") for key, value in given.items()}
+            yield partial(_always, document.at(launch.line)), dict(values)
+
+
+def _always(where: str, _key: str) -> str:
+    return where
 
 
 def _bare(key: str) -> str:
@@ -49,9 +70,9 @@ def fsdp1_flags_under_version_2(bundle: Bundle) -> Iterator[Finding]:
     """Flags that FSDP2 has not are dropped (huggingface/accelerate#3394, #3923)."""
     if bundle.backend is None or bundle.backend.name != "fsdp2":
         return
-    for document, section in _sections(bundle):
+    for locate, section in _sections(bundle):
         for key, value in section.items():
-            where = document.where("fsdp_config", key)
+            where = locate(key)
             name = _bare(key)
             if name == "sharding_strategy" and "HYBRID" in str(value).upper():
                 yield error(
@@ -63,7 +84,7 @@ def fsdp1_flags_under_version_2(bundle: Bundle) -> Iterator[Finding]:
                     "node)",
                 )
             elif name == "sync_module_states" and str(value).lower() == "false":
-                if is_true(document.get("fsdp_config", "fsdp_cpu_ram_efficient_loading")):
+                if is_true(bundle.fsdp_option("cpu_ram_efficient_loading")):
                     yield error(
                         "fsdp2-old-flag",
                         where,
@@ -117,15 +138,30 @@ def fsdp2_keys_under_version_1(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
+def renamed_prefetch(bundle: Bundle) -> Iterator[Finding]:
+    if bundle.backend is None or bundle.backend.name != "fsdp1":
+        return
+    for locate, section in _sections(bundle):
+        for key in section:
+            if _bare(key) == "backward_prefetch_policy":
+                yield warning(
+                    "fsdp-renamed-key",
+                    locate(key),
+                    f"{key} was renamed: accelerate ignores it",
+                    "write fsdp_backward_prefetch",
+                )
+
+
+@check
 def unknown_fsdp_keys(bundle: Bundle) -> Iterator[Finding]:
-    for document, section in _sections(bundle):
+    for locate, section in _sections(bundle):
         for key in section:
             if _bare(key) not in _KEYS:
                 near = difflib.get_close_matches(_bare(key), _KEYS, 1, 0.8)
                 hint = f"did you mean fsdp_{near[0]}?" if near else "remove it, or check its spelling"
                 yield warning(
                     "fsdp-unknown-key",
-                    document.where("fsdp_config", key),
+                    locate(key),
                     f"{key} is no FSDP option of accelerate: it is ignored without a word",
                     hint,
                 )
@@ -226,15 +262,38 @@ def full_state_dict_of_large_model(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
+def adapter_save_gathers_base(bundle: Bundle) -> Iterator[Finding]:
+    """Under ZeRO-3 the 16-bit gather collects the frozen base to save a small adapter (FastChat#1457)."""
+    backend = bundle.backend
+    if backend is None or backend.stage != 3 or bundle.adapters is None or bundle.model is None:
+        return
+    shape = bundle.model[0]
+    for document in bundle.of(Kind.DEEPSPEED):
+        found = document.get("zero_optimization", "stage3_gather_16bit_weights_on_model_save")
+        if is_true(found) and found and 2 * shape.total_params > 40e9:
+            yield warning(
+                "save-gathers-whole-model",
+                found.where,
+                f"each save gathers all of {shape.name} ({2 * shape.total_params / 2**30:.0f} GiB in bf16) "
+                "on rank "
+                "0, though only adapters are kept",
+                "set it to false and convert the last checkpoint, or plan the host memory",
+            )
+
+
+@check
 def every_rank_loads(bundle: Bundle) -> Iterator[Finding]:
     """Without RAM-efficient loading every local rank reads the whole model (transformers#25107)."""
     found = bundle.fsdp_option("cpu_ram_efficient_loading")
     if not is_false(found) or found is None:
         return
-    size = ""
+    size, report = "", note
     if bundle.model:
-        size = f": {2 * bundle.model[0].total_params / 2**30:.0f} GiB in bf16 for each of them"
-    yield note(
+        weights = 2 * bundle.model[0].total_params
+        ranks = bundle.world.value if bundle.world else 1
+        size = f": {weights / 2**30:.0f} GiB in bf16 for each of {ranks}"
+        report = warning if weights * ranks > 400e9 else note
+    yield report(
         "every-rank-loads",
         found.where,
         "cpu_ram_efficient_loading is off: every rank of a node reads the whole model into host "

@@ -217,3 +217,29 @@ def tied_embeddings(bundle: Bundle) -> Iterator[Finding]:
             "under FSDP2",
             fix,
         )
+
+
+@check
+def logits(bundle: Bundle) -> Iterator[Finding]:
+    """A plain loss holds 2 bytes of bf16, 4 of fp32 and 4 of gradient a token and entry (ms-swift#6966)."""
+    if bundle.model is None:
+        return
+    length = bundle.argument("max_length", "max_seq_length", "sequence_len", "cutoff_len")
+    micro = bundle.argument("per_device_train_batch_size", "micro_batch_size")
+    if length is None or not isinstance(length.value, int):
+        return
+    fused = bundle.argument(
+        "use_liger_kernel", "use_liger", "enable_liger_kernel", "liger_fused_linear_cross_entropy"
+    )
+    fused = fused or bundle.argument("cut_cross_entropy", "chunked_cross_entropy", "loss_type")
+    samples = micro.value if micro and isinstance(micro.value, int) else 1
+    size = 10 * length.value * samples * bundle.model[0].vocab
+    if fused is None and size > 16 * 2**30:
+        yield note(
+            "logits-memory",
+            length.where,
+            f"{samples} x {length.value:,} tokens x {bundle.model[0].vocab:,} vocabulary: "
+            f"{size / 2**30:.0f} GiB of "
+            "logits on each GPU with a plain loss, which no sharding divides",
+            "a fused or chunked loss (use_liger_kernel=True), or context parallelism",
+        )
