@@ -95,7 +95,8 @@ def home() -> Path:
 
 
 def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
-    return Path(root) if root else home() / "runs"
+    """The folder of runs by its real path: a run's processes are known by the path in their environment."""
+    return Path(os.path.realpath(root or home() / "runs"))
 
 
 def safe_name(text: str, limit: int = 40) -> str:
@@ -236,7 +237,7 @@ class RunDir:
 def find_run(name: str, root: str | os.PathLike[str] | None = None) -> RunDir:
     """A run by directory, id, unique prefix or part of its id, or "last". Raises RunError in one line."""
     if name not in ("", "last") and (Path(name) / "run.json").is_file():
-        return RunDir(name)
+        return RunDir(os.path.realpath(name))
     runs = list_runs(root)
     if not runs:
         raise RunError(f"no runs in {runs_root(root)}")

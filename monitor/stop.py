@@ -29,7 +29,7 @@ def stop_run(run: RunDir, *, save: bool = False, grace_s: float = 20.0) -> set[i
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
         control.request_stop(run, save=save, grace_s=grace_s)
         _wait_for_agents(run, grace_s + KILL_WAIT_S + (SAVE_WAIT_S if save else 0.0))
-    left = end_here(run, grace_s)
+    left = end_here(run, SAVE_WAIT_S if save else grace_s)
     _wait_for_agent_processes(run)
     manifest = run.read_manifest()
     if RunPhase(manifest.state) not in FINAL:

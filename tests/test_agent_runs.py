@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ftdash.monitor import control, procs
-from ftdash.monitor.rundir import RunError
+from ftdash.monitor.rundir import RunError, find_run
 from ftdash.monitor.state import RankPhase, RunPhase
 from ftdash.monitor.stop import stop_run
 from tests.support.live_runs import agent_pid, processes_of, read, start_run, wait_for, wait_until
@@ -167,3 +167,19 @@ def test_nothing_to_adopt_is_said_in_one_line(tmp_path: Path) -> None:
     wait_for(run, lambda state: state.state in ENDED)
     with pytest.raises(RunError, match="nothing to adopt"):
         adoptable(run)
+
+
+def test_a_run_is_known_through_a_link_and_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tmp_path / "real"
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    run = start_run(tmp_path / "link", 1, "--steps", "4000")
+    wait_for(run, lambda state: bool(state.ranks) and state.ranks[0].step > 0)
+    monkeypatch.chdir(tmp_path / "link")
+    found = find_run(run.run_id)
+    os.kill(agent_pid(found), signal.SIGKILL)
+    assert len(procs.pids_of_run(found.path)) >= 3
+    assert stop_run(found, grace_s=2) == set()
+    assert not processes_of(run)

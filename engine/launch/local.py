@@ -143,7 +143,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
         checks.writable(spec.out)
     name = spec.name or shape.name
     run_id = new_run_id(name)
-    run = RunDir((root / run_id).absolute())
+    run = RunDir(root / run_id)
     out = (spec.out or run.path / "out").absolute()
     steps = spec.steps or DEFAULT_STEPS
     train = TrainArgs(
@@ -191,7 +191,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
 
 
 def _create(manifest: Manifest, root: Path) -> RunDir:
-    return RunDir(RunDir.create(manifest, root).path.absolute())
+    return RunDir.create(manifest, root)
 
 
 def _write_configs(run: RunDir, generated: Generated) -> None:

@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
             raise RunError("--adopt takes no command: the run's processes are there already")
         adopted = find_run(args.adopt, args.runs)
         adoptable(adopted)
-        _become_agent_of(adopted, ["--adopt", str(adopted.path.absolute())])
+        _become_agent_of(adopted, ["--adopt", str(adopted.path)])
         return Agent(adopted, detached=True).run_to_end(None)
     if not command:
         raise RunError("agent: no launcher command after --")
-    target = RunDir(Path(args.run).absolute(), node_rank) if args.run else _new_run(command, args.runs)
+    target = RunDir(os.path.realpath(args.run), node_rank) if args.run else _new_run(command, args.runs)
     target.check_owner()
     again = ["--run", str(target.path), "--node-rank", str(node_rank), *(["--detached"] * args.detached)]
     _become_agent_of(target, [*again, "--", *command])
@@ -66,7 +66,7 @@ def _become_agent_of(run: RunDir, argv: Sequence[str]) -> None:
 
     /proc/PID/environ shows what a process was started with, so the program starts itself anew.
     """
-    path = str(run.path.absolute())
+    path = str(run.path)
     if os.environ.get(AGENT_ENV) == path:
         return
     os.environ[AGENT_ENV] = path
@@ -80,5 +80,4 @@ def _new_run(command: Sequence[str], root: str | None) -> RunDir:
         command=redact_command(command, os.environ),
         env=stored_env(dict(os.environ)),
     )
-    run = RunDir.create(manifest, root)
-    return RunDir(run.path.absolute())
+    return RunDir.create(manifest, root)
