@@ -34,6 +34,7 @@ class Unit:
     packed_experts: float = 0.0
     frozen_params: float = 0.0
     largest_matrix: float = 0.0  # parameters of the largest k-bit matrix; 0 without quantisation
+    adapted_experts: float = 0.0  # parameters of the expert stacks that carry adapters
 
     @property
     def trainable(self) -> float:
@@ -167,6 +168,7 @@ def _unit(
         packed_dense=packed,
         packed_experts=packed_experts,
         frozen_params=linears + loose + experts,
+        adapted_experts=experts if adapters.expert else 0.0,
         largest_matrix=max((x.d_in * x.d_out / tp for x in others), default=0.0)
         if quant is not None
         else 0.0,

@@ -6,9 +6,9 @@ when backward ends. What a backend holds beyond that is in `buffers` and `gather
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ftdash.engine.plan import Offload, Optimizer, PipelineSchedule, Strategy
+from ftdash.engine.plan import Checkpointing, Offload, Optimizer, PipelineSchedule, Strategy
 from ftdash.engine.planner import transients
 from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.host import host_ram
@@ -117,10 +117,14 @@ class StageActivations:
 
 def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivations:
     """Bytes on one rank. Tensor parallelism cuts them by its degree (with sequence parallelism between the
-    blocks, arXiv 2205.05198); the logits are cut by it too, and by CP, never by data parallelism."""
+    blocks, arXiv 2205.05198); the logits are cut by it too, and by CP, never by data parallelism.
+
+    Expert adapters on 3-D stacks make an adapted copy of the layer's whole stack, which autograd keeps, and
+    its gradient (peft, `ParamWrapper`): E·3·h·f elements whatever the tokens.
+    """
     tp = s.mesh.tp
-    saved = live = one = passing = 0.0
-    for index, (count, layer, _) in enumerate(stage.blocks):
+    saved = live = one = passing = copies = copy = 0.0
+    for index, (count, layer, unit) in enumerate(stage.blocks):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
         acts = block(s, layer, adapted)
         kept = acts.saved / tp + acts.saved_whole
@@ -128,6 +132,8 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         live = max(live, acts.live / tp + acts.live_whole)
         passing = max(passing, acts.passing / tp)
         one = max(one, kept)
+        copies += count * unit.adapted_experts * s.dtypes.compute
+        copy = max(copy, unit.adapted_experts * s.dtypes.compute)
     in_flight = micro_batches_in_flight(s) if first else 1.0
     saved *= s.tokens * in_flight
     if s.plan.activation_offload:
@@ -138,11 +144,12 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         entries = s.tokens * s.shape.vocab / tp
         # The final norm keeps its fp32 input, the head its own.
         saved += s.tokens / tp * s.shape.hidden * (4 + 2 * s.dtypes.compute)
+    recomputes = s.plan.checkpointing is not Checkpointing.NONE
     logits = logits_bytes(s)
     return StageActivations(
-        saved,
-        one * s.tokens,
-        live * s.tokens,
+        saved + (0.0 if recomputes else copies),
+        one * s.tokens + (0.0 if recomputes else copy),
+        live * s.tokens + (2 * copy if recomputes else copy),
         passing * s.tokens,
         logits.forward * entries,
         logits.backward * entries,
@@ -205,7 +212,9 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         )
 
     def larger(one: Phase, other: Phase) -> Phase:
-        return one if one.total >= other.total else other
+        chosen = one if one.total >= other.total else other
+        held = max(one.total + one.cached, other.total + other.cached)
+        return replace(chosen, cached=held - chosen.total)
 
     graph = b.always + b.casts
     forward_end = phase(

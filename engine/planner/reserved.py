@@ -14,13 +14,12 @@ CONTEXT_BYTES = 650 * MIB
 # NCCL's channels and proxies for one communicator; a second and third group (TP, CP, EP, replicas) add less.
 NCCL_FIRST_GROUP_BYTES = 450 * MIB
 NCCL_GROUP_BYTES = 150 * MIB
-# FSDP1 records its buffers on other streams, so they come back late: torchtitan's docs/fsdp.md puts FSDP2 7
-# % below it.
+# FSDP1 records its buffers on other streams, so they come back late: torchtitan's docs/fsdp.md puts FSDP2
+# 7 % below it. The others: fitted to single-GPU runs of torchtune, and to torchtitan's.
 SLACK = {Strategy.FSDP1: 1.07, Strategy.NONE: 1.05, Strategy.DDP: 1.05}
 DEFAULT_SLACK = 1.02
 # torchtitan's and ms-swift's launch scripts set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Without
-# it the
-# blocks of a forward's temporaries are too small for the logits and stay beside them.
+# it the blocks of a forward's temporaries are too small for the logits and stay beside them.
 FIXED_SEGMENTS = frozenset({Strategy.FSDP1, Strategy.NONE, Strategy.DDP})
 
 

@@ -12,13 +12,11 @@ from ftdash.engine.planner.inventory import Stage
 from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.setting import Setting
 
-# cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas
-# workspaces).
+# cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas.cpp).
 WORKSPACE_BYTES = 32 * 2**20
 
 # DeepSpeed's defaults, in elements (deepspeed/runtime/zero/config.py).
 REDUCE_BUCKET = 5e8
-ALLGATHER_BUCKET = 5e8
 PREFETCH_BUCKET = 5e7
 MAX_LIVE_PARAMETERS = 1e9
 SUB_GROUP = 1e9
@@ -37,11 +35,13 @@ class Gathered:
 
 
 def gathered(s: Setting, stage: Stage) -> Gathered:
-    """FSDP: the root unit, the block that runs and the one prefetched (torch FSDP2 prefetches one
-    all-gather);
+    """What is whole on a rank at each moment.
+
+    FSDP: the root unit, the block that runs and the one prefetched (FSDP2 prefetches one all-gather);
     without re-sharding every block stays until its backward. A pipeline stage is not re-sharded between
-    micro-batches (torchtitan, `reshard_after_forward: default`). ZeRO-3: up to `max_live_parameters` and the
-    prefetch bucket stay, and a block with all its experts is gathered whole."""
+    micro-batches (torchtitan, `reshard_after_forward: default`). ZeRO-3: up to `max_live_parameters` and
+    the prefetch bucket stay, and a block with all its experts is gathered whole.
+    """
     strategy = s.plan.strategy
     if strategy not in SHARDS_WEIGHTS:
         return Gathered()
@@ -112,9 +112,8 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
-    # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype (torchtitan,
-    # PyTorch's
-    # pipelining stage: set_requires_gradient_sync(False) until the last).
+    # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype: PyTorch's
+    # pipelining stage syncs them with the last one only.
     waiting = d.reduce * stage.whole.trainable if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
         always=waiting,
@@ -171,10 +170,11 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
 
 
 def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
-    """Weights on the GPU while loading. Replicated strategies and DeepSpeed without zero.Init hold the
-    whole model
-    there before anything is sharded; FSDP loads on the host; quantising holds one matrix in 16 bits beside
-    it."""
+    """Weights on the GPU while loading.
+
+    DeepSpeed without zero.Init holds the whole model there before anything is sharded; FSDP loads on the
+    host; quantising holds one matrix in 16 bits beside what is packed.
+    """
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
         whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)
