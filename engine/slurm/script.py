@@ -50,7 +50,8 @@ def directives(options: SlurmOptions) -> tuple[list[str], list[str]]:
 
     A #SBATCH line is split at spaces and knows its own quoting, so only plain values stand there.
     """
-    plain, other = [], []
+    plain: list[str] = []
+    other: list[str] = []
     for argument in options.arguments():
         (plain if set(argument) <= PLAIN else other).append(argument)
     return plain, other
