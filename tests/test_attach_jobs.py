@@ -178,6 +178,21 @@ def test_lines_that_name_a_process_belong_to_its_rank(tmp_path):
     assert follower.whole.latest.loss == 1.0
 
 
+def test_failures_and_sick_gpus_that_a_log_reports_are_told(tmp_path):
+    log = tmp_path / "failed.log"
+    log.write_text(
+        "slurmstepd: error: NVML: Failed to get usage(15): GPU is lost\n"
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "x.py", line 1, in f\n'
+        "[rank1]: ValueError: bad [/usr/bin/x]\n"
+    )
+    with log.open() as handle:
+        follower = LogFollower(OutputFile(os.getpid(), handle.fileno(), str(log), (0, 0)))
+        follower.poll()
+    assert follower.first_failure() == "rank 1: ValueError: bad [/usr/bin/x]"
+    assert follower.gpu_fault == "a GPU of this node is lost"
+
+
 def test_a_log_that_is_truncated_under_the_reader_is_read_anew(tmp_path):
     log = tmp_path / "x.log"
     with log.open("w") as out:

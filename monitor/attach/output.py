@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from ftdash.monitor import procs
 from ftdash.monitor.logs.demux import Demultiplexer
+from ftdash.monitor.logs.hardware import gpu_fault
 from ftdash.monitor.logs.lines import LineSplitter
 from ftdash.monitor.logs.progress import ProgressFollower
-from ftdash.monitor.logs.tracebacks import TracebackCollector
+from ftdash.monitor.logs.tracebacks import ElasticReport, TracebackCollector
 
 FIRST_BYTES = 1 << 20  # of a log's end, read when it is met first
 MAX_RANKS = 4096
@@ -92,6 +93,8 @@ class LogFollower:
         self.ranks: dict[int, ProgressFollower] = {}
         self.rank_of_pid: dict[int, int] = {}  # by every id that a rank's process has, in containers too
         self.tracebacks = TracebackCollector()
+        self.elastic = ElasticReport()
+        self.gpu_fault = ""  # a line of the kernel or of slurmstepd about a sick GPU
         self.last_line = ""
         self._offset: int | None = None
         self._lines = LineSplitter()
@@ -121,9 +124,20 @@ class LogFollower:
     def _take(self, line: str) -> None:
         if line.strip():
             self.last_line = line
+        if fault := gpu_fault(line):
+            self.gpu_fault = fault.text
         for origin, text in self._demux.lines(line):
             self.tracebacks.feed(origin, text)
+            self.elastic.feed(text)
         self._take_progress(line)
+
+    def first_failure(self) -> str:
+        """The first failing rank and its exception, else what torchrun's report calls the root cause."""
+        if first := self.tracebacks.first_failure():
+            return f"{first.origin.label()}: {first.exception}: {first.text}"
+        if root := self.elastic.root_cause():
+            return f"rank {root.rank} on {root.host}: exit code {root.exit_code}"
+        return ""
 
     def _take_progress(self, line: str) -> None:
         for origin, text in self._demux.lines(line):

@@ -48,6 +48,7 @@ class JobView:
     log: str
     log_why: str  # why there is no log, or what is wrong with it
     first_failure: str
+    gpu_fault: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +116,6 @@ class Watcher:
         best = self._best(_unique([*own, *shared]))
         ranks = tuple(self._rank(rank, files[rank.rank] or shared, gpus, seen) for rank in job.ranks)
         logs = [self._logs[file.key] for file in _unique([*own, *shared])]
-        failures = [first for log in logs if (first := log.tracebacks.first_failure()) is not None]
-        failure = failures[0] if failures else None
         return JobView(
             job=job,
             ranks=ranks,
@@ -124,7 +123,8 @@ class Watcher:
             progress=_telling(best, None) if best else None,
             log=best.file.path if best else "",
             log_why=(best.error if best else "its output goes to a pipe or a terminal, not to a file"),
-            first_failure=f"{failure.origin.label()}: {failure.exception}: {failure.text}" if failure else "",
+            first_failure=next(filter(None, (log.first_failure() for log in logs)), ""),
+            gpu_fault=next(filter(None, (log.gpu_fault for log in logs)), ""),
         )
 
     def _behind_pipes(self, job: Job) -> list[OutputFile]:

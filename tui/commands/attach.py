@@ -117,6 +117,7 @@ def _job_json(view: JobView) -> dict[str, Any]:
         "log_why": view.log_why,
         **_progress_json(view.progress),
         "first_failure": view.first_failure,
+        "gpu_fault": view.gpu_fault,
         "ranks": [_rank_json(rank) for rank in view.ranks],
     }
 
@@ -174,6 +175,8 @@ def attached_lines(seen: Attached) -> list[str]:
         lines.append(_job_line(view))
         if view.first_failure:
             lines.append(f"  first failure: {view.first_failure}")
+        if view.gpu_fault:
+            lines.append(f"  GPU: {view.gpu_fault}")
         lines += [_rank_line(rank) for rank in view.ranks]
     return [*lines, *(f"note: {notice}" for notice in seen.notices)]
 
