@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from types import ModuleType
+from typing import Any
 
 import msgspec
 
@@ -184,10 +186,13 @@ def _local() -> Gpu:
 _PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 
 
-def _read_device(pynvml, handle) -> Gpu:  # type: ignore[no-untyped-def]
+def _read_device(pynvml: ModuleType, handle: Any) -> Gpu:
     product = pynvml.nvmlDeviceGetName(handle)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-    usable = memory.total - memory.reserved
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        usable = memory.total - memory.reserved
+    except pynvml.NVMLError:  # drivers before 510 do not tell what they reserve
+        usable = pynvml.nvmlDeviceGetMemoryInfo(handle).total
     known = by_product(product, usable)
     if known is None:
         raise HardwareError(
@@ -212,7 +217,7 @@ def _read_device(pynvml, handle) -> Gpu:  # type: ignore[no-untyped-def]
     return found
 
 
-def _active_nvlinks(pynvml, handle) -> int:  # type: ignore[no-untyped-def]
+def _active_nvlinks(pynvml: ModuleType, handle: Any) -> int:
     active = 0
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:

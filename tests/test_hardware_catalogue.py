@@ -7,9 +7,12 @@ import pytest
 from ftdash.engine import hardware
 from ftdash.engine.hardware import HardwareError, gpu, gpu_names
 
+from tests.support.nvml import Stub, compile_stub
+
 NAMES = """
 a100-40g a100-80g h100-sxm-80g h100-pcie-80g h100-nvl-94g h100-hbm2e-96g h200-sxm-141g b200-180g gb200-184g
-l4-24g l40s-48g a10-24g a10g-24g rtx6000ada-48g rtx3090-24g rtx4090-24g rtx5090-32g t4-16g v100-16g v100-32g local
+l4-24g l40s-48g a10-24g a10g-24g rtx6000ada-48g rtx3090-24g rtx4090-24g rtx5090-32g t4-16g v100-16g
+v100-32g local
 """.split()  # noqa: SIM905
 
 
@@ -68,3 +71,33 @@ def test_local_without_a_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     with pytest.raises(HardwareError, match="--gpu local: NVML finds no NVIDIA driver"):
         gpu("local")
+
+
+READ_LOCAL = """
+import json
+from ftdash.engine.hardware import gpu
+found = gpu("local")
+print(json.dumps([found.name, found.memory_bytes, found.pcie_generation, found.pcie_bytes_per_s,
+                  found.max_power_w, found.nvlink_bytes_per_s, found.source]))
+"""
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> Stub:
+    folder = tmp_path_factory.mktemp("nvml")
+    return Stub(compile_stub(folder / "lib"), folder / "state")
+
+
+def test_local_reads_memory_link_and_power_through_nvml(stub: Stub) -> None:
+    stub.set("gpu * pcie_gen_max 4\ngpu * pcie_width_max 8\ngpu * power_limit_w 500\n")
+    name, memory, generation, rate, watts, nvlink, source = stub.python(READ_LOCAL)
+    assert name == "h100-sxm-80g"
+    assert 78 * 2**30 < memory < 80 * 2**30
+    assert (generation, rate, watts) == (4, 8 * 1.969e9, 500)
+    assert nvlink == 450e9
+    assert source.startswith("NVML: NVIDIA H100 80GB HBM3")
+
+
+def test_local_without_active_links_has_no_nvlink(stub: Stub) -> None:
+    stub.set("gpu * nvlinks 0\n")
+    assert stub.python(READ_LOCAL)[5] == 0

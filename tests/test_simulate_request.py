@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ftdash.engine.plan import (
     Checkpointing,
     ExpertLora,

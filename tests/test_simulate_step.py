@@ -9,6 +9,7 @@ import sys
 
 import msgspec
 import pytest
+
 from ftdash.engine.model.load import load_preset
 from ftdash.engine.plan import Checkpointing, ExpertLora, Loss, Method, Plan, Strategy
 from ftdash.engine.simulate.request import Run, SimulationError, request_of

@@ -82,7 +82,7 @@ def gated_mlp(
     """SwiGLU or GeGLU: gate, up and down, or gate and up in one matrix (`fused`)."""
     f = width or c.width
     if fused:
-        first = (Linear("gate_up_proj", c.hidden, 2 * f, Role.MLP, bias),)
+        first: tuple[Linear, ...] = (Linear("gate_up_proj", c.hidden, 2 * f, Role.MLP, bias),)
     else:
         first = (
             Linear("gate_proj", c.hidden, f, Role.MLP, bias),

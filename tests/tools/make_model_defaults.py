@@ -22,7 +22,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _SHAPELESS = (
     "_range", "_eps", "_epsilon", "_dropout", "_pdrop", "_token_id", "_token_index", "_act", "dropout",
     "_coef", "use_cache", "activation", "_activation", "pretraining_tp", "init_device", "rope_parameters",
-    "_std", "_scaling", "_multiplier", "_loss", "_softcapping", "_scalar", "_jitter", "_jitter_noise", "_proba",
+    "_std", "_scaling", "_multiplier",
+    "_loss", "_softcapping", "_scalar", "_jitter", "_jitter_noise", "_proba",
 )  # fmt: skip
 
 

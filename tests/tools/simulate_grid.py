@@ -124,7 +124,7 @@ def compare() -> None:
 
     lines = []
     for row in stored_rows():
-        predicted, simulated = evaluate(plan_of(row["flags"])).allocated, int(row["allocated"])
+        predicted, simulated = evaluate(plan_of(row["flags"])).memory.allocated, int(row["allocated"])
         lines.append((predicted / simulated - 1, predicted, simulated, row["flags"], row["peak_part"]))
     for off, predicted, simulated, flags, part in sorted(lines, key=lambda line: -abs(line[0])):
         print(f"{off:+7.1%} {predicted / 2**30:8.2f} {simulated / 2**30:8.2f} GiB  {flags}  ({part})")

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from ftdash.engine.planner import evaluate
 
-    predicted = evaluate(plan).allocated
+    predicted = evaluate(plan).memory.allocated
     lines = [f"{'allocated':<16} {found.allocated / GIB:9.2f} GiB   peak: {found.peak_part}"]
     for name, size in sorted(found.breakdown.items(), key=lambda item: -item[1]):
         lines.append(f"  {name:<14} {size / GIB:9.2f} GiB")

@@ -21,7 +21,7 @@ def latent_attention(c: HubConfig) -> Attention:
     q_rank = c.count("q_lora_rank", default=0) if given else 0
     kv_rank = c.size("kv_lora_rank")
     if q_rank:
-        queries = (
+        queries: tuple[Linear, ...] = (
             Linear("q_a_proj", h, q_rank, Role.ATTENTION, bias),
             Linear("q_b_proj", q_rank, heads * (nope + rope), Role.ATTENTION),
         )
