@@ -80,9 +80,11 @@ def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
     machines = data.get("num_machines") or 1
     if isinstance(machines, int) and machines > 1 and "gpus" in fields:
         fields["gpus_per_node"] = fields["gpus"] // machines
-    mixed = str(data.get("mixed_precision", "no")).lower()
-    fields["precision"] = {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "fp8": "fp8"}.get(mixed, "fp32")
     kind = str(data.get("distributed_type", "NO")).upper()
+    mixed = data.get("mixed_precision")
+    if mixed is not None or kind != "DEEPSPEED":  # a DeepSpeed file owns the precision
+        names = {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "fp8": "fp8"}
+        fields["precision"] = names.get(str(mixed).lower(), "fp32")
     if kind == "FSDP":
         _accelerate_fsdp(data, fields, notes)
     elif kind == "DEEPSPEED":

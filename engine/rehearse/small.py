@@ -31,7 +31,7 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
     Every axis above 1 stays above 1. Raises RehearsalError when that needs more than 8 processes.
     """
     if plan.strategy is Strategy.FSDP1 and plan.gpus > 1:
-        raise RehearsalError("fsdp1 places its units by GPU index and runs on no CPU: rehearse --strategy fsdp")
+        raise RehearsalError("fsdp1 places its units by GPU index: no CPU runs it, rehearse --strategy fsdp")
     mesh = Mesh.from_plan(plan)
     replicate, shard, tp, ep = (min(size, 2) for size in (mesh.replicate, mesh.shard, mesh.tp, mesh.ep))
     cp = min(mesh.cp, 2)
