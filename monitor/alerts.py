@@ -59,7 +59,7 @@ class AlertLimits:
     heartbeat_error_s: float = 300.0
     near_full: float = 0.95
     fragmented: float = 1.3  # reserved over peak allocated
-    tokens_uneven: float = 1.2  # largest over smallest mean
+    tokens_uneven: float = 1.3  # largest over smallest mean
     disk_free: float = 0.03
     disk_hours: float = 1.0
     checkpoint_s: float = 2 * 3600.0
@@ -393,7 +393,8 @@ def _tokens(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterat
         f"ranks train on unequal numbers of tokens: rank {most} {means[most]:,.0f} a step, rank {least}"
         f" {means[least]:,.0f}; pack or group by length, and average over tokens of all devices"
     )
-    yield Alert("tokens-uneven", "warning", text, (least, most))
+    severity = "warning" if means[most] >= 2 * means[least] else "note"
+    yield Alert("tokens-uneven", severity, text, (least, most))
 
 
 def _experts(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:

@@ -160,7 +160,9 @@ def test_a_dead_rank_is_told_while_the_run_goes_on_and_not_after():
 def test_unequal_numbers_of_tokens_are_told():
     history, state = play(20, change=lambda rank, step: {"tokens": 1500 if rank else 1000})
     alert = only(state, history)
-    assert (alert.code, alert.ranks) == ("tokens-uneven", (0, 1))
+    assert (alert.code, alert.severity, alert.ranks) == ("tokens-uneven", "note", (0, 1))
+    history, state = play(40, change=lambda rank, step: {"tokens": 1000 + 200 * rank})
+    assert codes(state, history) == []
 
 
 def test_a_run_that_slows_down_as_a_whole_is_told():
@@ -275,7 +277,7 @@ def test_a_missed_plan_is_told_on_gpus_and_not_on_cpu():
 
 
 def test_errors_come_first():
-    history, state = play(20, change=lambda rank, step: {"loss": math.nan, "tokens": 1000 + 900 * rank})
+    history, state = play(20, change=lambda rank, step: {"loss": math.nan, "tokens": 1000 + 1500 * rank})
     assert [alert.severity for alert in find_alerts(state, history)] == ["error", "warning"]
 
 
