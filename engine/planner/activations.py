@@ -63,7 +63,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.strategy,
         p.attention,
         p.precision,
-        p.seq_len if p.attention is Attention.EAGER else 0,
+        0 if p.attention is Attention.FLASH else p.seq_len,
         p.lora_rank,
         p.dora,
         s.mesh.tp > 1,
@@ -77,7 +77,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
     return found[0]
 
 
-# Families with nn.LayerNorm, one kernel, where the others write RMSNorm out in fp32 (transformers' modelling code).
+# Families with nn.LayerNorm, one kernel; the others write RMSNorm out in fp32 (transformers' modelling code).
 LAYER_NORM_TYPES = frozenset(
     {"bloom", "codegen", "dbrx", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gptj", "mpt", "opt"}
     | {"phi", "stablelm", "starcoder2"}
@@ -91,6 +91,7 @@ def lean(s: Setting) -> bool:
 
 
 def saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+    """Bytes per token that one block keeps for backward when nothing is recomputed."""
     return (
         _norms_saved(s, layer, adapted)
         + _attention_saved(s, layer, adapted)
@@ -141,6 +142,11 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
         return (
             kept + c * (q + a.heads * (a.head_dim + a.v_head_dim) + out) + a.heads * s.plan.seq_len * (4 + c)
         )
+    if a.window and s.plan.attention is Attention.SDPA:
+        # A sliding window reaches SDPA as a mask: it is kept in the compute dtype, and grouped heads are
+        # repeated, because transformers asks for enable_gqa only without a mask.
+        k, v = q, out
+        kept += c * s.plan.seq_len
     return kept + c * (q + k + v + out) + 4 * a.heads
 
 
@@ -244,9 +250,9 @@ def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
 
 
 def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
-    """Alive at the widest point of a block's backward: the gradients of the product and of both its factors in
-    the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients. A forward that keeps
-    nothing passes through as much: both factors and their product."""
+    """Alive at the widest point of a block's backward: the gradients of the product and of both its factors
+    in the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients. A forward that
+    keeps nothing passes through as much: both factors and their product."""
     c, h = s.dtypes.compute, s.shape.hidden
     widest = max((width * copies for width, _, copies in _widths(layer)), default=0)
     peak = max(c * 3 * widest, 3 * 4 * h) + s.dtypes.stream * h
