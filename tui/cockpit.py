@@ -257,7 +257,9 @@ class Cockpit(App[None]):
             self._ended.wait(LIVE_EVERY_S)
 
     def _runs_seen(self, live: list[RunDir], newest: RunDir | None) -> None:
-        self.query_one(TabBar).show(monitor=f"{theme.GLYPHS.live}{len(live)}" if live else "")
+        if not (tabs := self.query(TabBar)):  # the screen is closing
+            return
+        tabs.first().show(monitor=f"{theme.GLYPHS.live}{len(live)}" if live else "")
         if self.feed is None and (found := live[0] if live else newest) is not None:
             self.follow(found)
 

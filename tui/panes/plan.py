@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -25,8 +24,9 @@ from ftdash.tui import theme
 from ftdash.tui.messages import Changed, PlanHandedOver
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.panes.plan_inputs import Control, changed, first_controls, more_controls, shown
+from ftdash.tui.widgets.advice import AdviceList
 from ftdash.tui.widgets.choice import Choice, Picker
-from ftdash.tui.widgets.grid import Column, Grid
+from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.lines import Line, LineWidget
 from ftdash.tui.widgets.slider import Slider
 from ftdash.tui.widgets.speed_panel import SpeedPanel
@@ -41,6 +41,8 @@ START = Plan(
     seq_len=4096,
 )
 NEIGHBOURS_AFTER_S = 0.12  # the strip and the advice follow when a slider rests this long
+MORE_AFTER_S = 0.5
+ROOM_FOR_MORE = 42  # lines
 LARGEST_PLAN = 1_000_000  # bytes of a saved plan
 
 
@@ -59,49 +61,23 @@ class BatchLine(LineWidget):
         return self.lines
 
 
-class AdviceList(Grid):
-    """Remedies with what they save; enter applies the one under the cursor."""
-
-    HELP = "Each line was planned again: bytes saved, speed kept. Enter applies it."
-    HINTS = "↑↓ advice  enter apply"
-    HEADER = False
-
-    def columns(self) -> Sequence[Column]:
-        return [
-            Column("text", "", 30, grow=True),
-            Column("saves", "", 12, right=True),
-            Column("speed", "", 11, right=True),
-        ]
-
-    def identity(self, item: Advice) -> Hashable:
-        return item.code
-
-    def cells(self, item: Advice, columns: Sequence[Column]) -> Line:
-        saves = f"-{fmt.gb(item.saves_bytes)} GB" if item.saves_bytes > 0 else ""
-        speed = f"{fmt.signed_percent(item.speed - 1)} speed" if abs(item.speed - 1) >= 0.01 else ""
-        style = theme.TEXT if item.plan is not None else theme.DIM
-        return (
-            (fmt.clean(item.text), style),
-            (saves, theme.OK),
-            (speed, theme.OK if item.speed >= 1 else theme.WARN),
-        )
-
-
 class PlanPane(Pane):
     TITLE = "Plan"
     HELP = (
         "Everything at the right is computed anew while an input moves; ~ marks an assumption.\n"
         "enter hands the plan to Launch, c shows the files it becomes, m opens the other inputs,\n"
+        "x gives the answers the whole pane, "
         "f finds the fastest fit, s simulates a step of the real model class without a GPU,\n"
         "h holds the tokens of a step when the GPUs move,\n"
         "p pins this plan to compare with, P goes back to it, ctrl+s saves, ctrl+o loads."
     )
-    HINTS = "enter to Launch  c config  m more  f find a fit  s simulate  p pin  ^s save  ^o load"
+    HINTS = "enter to Launch  c config  m more  x answers  f find a fit  s simulate  p pin  ^s save  ^o load"
 
     BINDINGS: ClassVar = [
         Binding("enter", "hand_over", "Hand over to Launch", show=False),
         Binding("c", "config", "Config", show=False),
         Binding("m", "more", "More inputs", show=False),
+        Binding("x", "enlarge", "Only the answers", show=False),
         Binding("f", "find", "Find a fit", show=False),
         Binding("s", "simulate", "Simulate", show=False),
         Binding("h", "hold", "Hold tokens", show=False),
@@ -131,12 +107,16 @@ class PlanPane(Pane):
             yield StackedBar()
             yield SpeedPanel()
             yield StageStrip()
-            advice = AdviceList(id="advice", classes="framed")
-            advice.border_title = "Advice"
-            yield advice
+            yield AdviceList(id="advice", classes="framed")
 
     def on_mount(self) -> None:
         self.evaluate()
+        self.set_timer(MORE_AFTER_S, self._more_where_room)
+
+    async def _more_where_room(self) -> None:
+        """A tall screen shows all inputs, once the first ones are there."""
+        if self.query_one("#inputs").size.height >= ROOM_FOR_MORE and not self.query("#more"):
+            await self._make_more()
 
     def first_focus(self) -> Widget:
         return self.query_one("#in-model")
@@ -217,12 +197,7 @@ class PlanPane(Pane):
                 strip.show(self.plan, evaluate)
             except (ModelError, HardwareError):
                 strip.cells = {}
-        advice = list(self.prediction.advice) if self.prediction is not None else []
-        grid = self.query_one(AdviceList)
-        grid.set_items(advice)
-        grid.border_title = (
-            f"Advice {len(advice)}" if advice else f"Advice {theme.GLYPHS.fits} nothing to say"
-        )
+        self.query_one(AdviceList).show(self.prediction.advice if self.prediction is not None else ())
 
     def set_plan(self, plan: Plan) -> None:
         """Take over a whole plan: every control follows."""
@@ -271,7 +246,7 @@ class PlanPane(Pane):
     @on(Grid.Selected, "#advice")
     def _apply(self, event: Grid.Selected) -> None:
         event.stop()
-        advice: Advice = event.item
+        advice: Advice = event.item[0]
         if advice.plan is None:
             self.cockpit.notice("this advice is for you to act on: no input stands for it")
             return
@@ -282,11 +257,22 @@ class PlanPane(Pane):
         """Open or close the other inputs; they are made when they are first wanted."""
         extra = self.query("#more")
         if not extra:
-            controls: list[Control] = more_controls(self.plan)
-            await self.query_one("#inputs").mount(Container(*controls, id="more"), after="#controls")
+            controls = await self._make_more()
             controls[0].focus()
         else:
             extra.first().display = not extra.first().display
+
+    async def _make_more(self) -> list[Control]:
+        controls: list[Control] = more_controls(self.plan)
+        await self.query_one("#inputs").mount(Container(*controls, id="more"), after="#controls")
+        return controls
+
+    def action_enlarge(self) -> None:
+        """Give the answers the whole pane, or the inputs their place back."""
+        self.toggle_class("-only-answers")
+        target = self.query_one(AdviceList) if self.has_class("-only-answers") else self.first_focus()
+        target.focus()
+        self._show_neighbours_soon()
 
     def action_config(self) -> None:
         from ftdash.tui.panes.config import ConfigScreen

@@ -51,7 +51,7 @@ class Choice(LineWidget, can_focus=True):
             self.post_message(Changed(self, self.name or "", value))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        label_width = min(LABEL_WIDTH, max(6, width // 3))
+        label_width = min(LABEL_WIDTH, max(6, width * 2 // 5))
         focus = self.has_focus
         pointer = theme.GLYPHS.pointer if focus else " "
         parts: list[Part] = [(fmt.fit(pointer + self.label, label_width), theme.BOLD if focus else theme.DIM)]
@@ -125,7 +125,7 @@ class Picker(LineWidget, can_focus=True):
             self.post_message(Changed(self, self.name or "", value))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        label_width = min(LABEL_WIDTH, max(6, width // 3))
+        label_width = min(LABEL_WIDTH, max(6, width * 2 // 5))
         focus = self.has_focus
         pointer = theme.GLYPHS.pointer if focus else " "
         return [

@@ -151,7 +151,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             title = "Experts"
         else:
             summary = self._summary
-            words = [f"Experts: load over ideal, layers ↓ experts →  imbalance {summary.imbalance:.1f}"]
+            words = [f"Experts: load over ideal  imbalance {summary.imbalance:.1f}"]
             words.append(f"dead {summary.dead} of {summary.experts:,}")
             if summary.hottest and summary.imbalance > 1.6:
                 hot = summary.hottest[0]
@@ -159,8 +159,6 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             if self.aux_loss is not None:
                 words.append(f"aux {fmt.loss(self.aux_loss)}")
             title = "  ".join(words)
-            if theme.GLYPHS.ascii:
-                title = title.replace("↓", "down").replace("→", "across")
         if title != self.border_title:
             self.border_title = title
         subtitle = self._cell_words() if self.has_focus and self.loads else ""

@@ -126,7 +126,7 @@ class Overview(LineWidget):
             return []
         if not on_gpu(state):
             cpu = any(rank.device.startswith("cpu") for rank in state.ranks)
-            return [("  the plan is for GPUs, this runs on CPU", theme.DIM)] if cpu else []
+            return [("  on CPU, the plan is for GPUs", theme.DIM)] if cpu else []
         parts: list[Part] = []
         memory = max((rank.memory_used or 0 for rank in state.ranks), default=0)
         for word, measured, planned, worse_above in (

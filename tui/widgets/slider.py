@@ -126,7 +126,7 @@ class Slider(LineWidget, can_focus=True):
 
     def draw(self, width: int, height: int) -> list[Line]:
         glyphs = theme.GLYPHS
-        label_width = min(LABEL_WIDTH, max(6, width // 3))
+        label_width = min(LABEL_WIDTH, max(6, width * 2 // 5))
         track = max(3, width - label_width - VALUE_WIDTH)
         self._track = (label_width, track)
         knob = round(self.share() * (track - 1))
