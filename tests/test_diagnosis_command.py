@@ -102,7 +102,10 @@ def test_crafted_files_give_notices_and_no_more(tmp_path, capsys):
         assert value["verdict"]["kind"] in ("no-evidence", "healthy")
         assert value["verdict"]["culprits"] == []
         assert "executed" not in out
-    assert any("notice" in line for line in json.loads(run(capsys, "--stacks", tmp_path, "--json")[1])["verdict"]["evidence"])
+    assert any(
+        "notice" in line
+        for line in json.loads(run(capsys, "--stacks", tmp_path, "--json")[1])["verdict"]["evidence"]
+    )
 
 
 def test_quick_verdict_on_live_ranks(tmp_path, capsys):

@@ -122,7 +122,8 @@ def test_pytorchs_own_analyser_agrees(value, culprits, kind):
     from torch.distributed.flight_recorder.components.builder import build_db
 
     details = {
-        f"rank{rank}": {"rank": rank, "host_name": f"h{rank}", **copy.deepcopy(dump)} for rank, dump in value.items()
+        f"rank{rank}": {"rank": rank, "host_name": f"h{rank}", **copy.deepcopy(dump)}
+        for rank, dump in value.items()
     }
     arguments = argparse.Namespace(
         verbose=False, just_print_entries=False, allow_incomplete_ranks=False, mismatch_cap=10

@@ -26,8 +26,8 @@ def trace(prefix, error, line=12, file="/home/user/train.py"):
 
 
 PEER = (
-    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2093, remote process exited or there "
-    "was a network error"
+    "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:2093, remote process exited or "
+    "there was a network error"
 )
 
 
@@ -56,7 +56,10 @@ def test_one_file_a_rank_the_exception_is_first_and_closed_connections_are_the_c
     ids=["torch", "tee", "srun", "srun and torch", "pdsh and torch", "pid and torch", "ray"],
 )
 def test_one_interleaved_stream_is_taken_apart_by_its_prefixes(prefix, tmp_path):
-    lines = {rank: trace(prefix(rank), "ValueError: bad batch" if rank == 1 else PEER).splitlines() for rank in range(3)}
+    lines = {
+        rank: trace(prefix(rank), "ValueError: bad batch" if rank == 1 else PEER).splitlines()
+        for rank in range(3)
+    }
     order = [1, 0, 2]
     mixed = [lines[rank][number] for number in range(4) for rank in order]
     (tmp_path / "job.out").write_text("\n".join(mixed) + "\n")
@@ -66,7 +69,9 @@ def test_one_interleaved_stream_is_taken_apart_by_its_prefixes(prefix, tmp_path)
 
 
 def test_lines_glued_together_and_progress_bars_are_split(tmp_path):
-    text = "  5%|5 | 1/20\r 10%|1 | 2/20\r 15%|" + trace("[rank3]: ", "KeyError: 'labels'").replace("\n", "", 1)
+    text = "  5%|5 | 1/20\r 10%|1 | 2/20\r 15%|" + trace("[rank3]: ", "KeyError: 'labels'").replace(
+        "\n", "", 1
+    )
     glued = text.replace("last):[rank3]", "last):[rank3]")
     (tmp_path / "train.log").write_text(glued)
     verdict = verdict_of(tmp_path)
@@ -74,12 +79,12 @@ def test_lines_glued_together_and_progress_bars_are_split(tmp_path):
 
 
 def test_failed_logits_allocation_tells_its_tokens(tmp_path):
-    error = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 49.02 GiB. GPU 0 has a total capacity of 79.15 GiB"
-    )
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 49.02 GiB. GPU 0 has 79.15 GiB"
     head = "vocab_size: 151936\nmax_length=32768\n"
     (tmp_path / "rank-0.log").write_text(head + trace("", PEER))
-    (tmp_path / "rank-5.log").write_text(head + trace("", error).replace("boom(batch)", "logits = logits.float()"))
+    (tmp_path / "rank-5.log").write_text(
+        head + trace("", error).replace("boom(batch)", "logits = logits.float()")
+    )
     verdict = verdict_of(tmp_path)
     assert (verdict.kind, ranks_of(verdict)) == ("out-of-memory", {5})
     told = next(line for line in verdict.evidence if "tokens" in line)
@@ -98,7 +103,8 @@ def test_sigkill_while_loading_is_the_hosts_memory(tmp_path):
     (tmp_path / "launcher.log").write_text(
         "E1129 10:00:00.000 1 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: -9) "
         "local_rank: 1 (pid: 4711) of binary: /usr/bin/python3\n"
-        "Root Cause (first observed failure):\n[0]:\n  time      : 2026-11-29_10:00:00\n  host      : node07\n"
+        "Root Cause (first observed failure):\n[0]:\n"
+        "  time      : 2026-11-29_10:00:00\n  host      : node07\n"
         "  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 4711)\n  error_file: <N/A>\n"
         "  traceback : Signal 9 (SIGKILL) received by PID 4711\n============\n"
     )
@@ -111,8 +117,9 @@ def test_sigkill_while_loading_is_the_hosts_memory(tmp_path):
 def test_watchdog_lines_name_the_rank_that_calls_something_else(tmp_path):
     def watchdog(rank, seq, op, numel):
         return (
-            f"[rank{rank}]:[E1129 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective "
-            f"operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, "
+            f"[rank{rank}]:[E1129 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught "
+            f"collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, "
+            f"NumelOut={numel}, "
             "Timeout(ms)=600000) ran for 600029 milliseconds before timing out.\n"
         )
 
@@ -120,18 +127,22 @@ def test_watchdog_lines_name_the_rank_that_calls_something_else(tmp_path):
     (tmp_path / "all.log").write_text("".join(calls))
     verdict = verdict_of(tmp_path)
     assert (verdict.kind, ranks_of(verdict)) == ("collective-mismatch", {2})
-    (tmp_path / "all.log").write_text("world_size=4\n" + "".join(calls[:2] + calls[3:]).replace("ALLGATHER", "ALLREDUCE"))
+    (tmp_path / "all.log").write_text(
+        "world_size=4\n" + "".join(calls[:2] + calls[3:]).replace("ALLGATHER", "ALLREDUCE")
+    )
     verdict = verdict_of(tmp_path)
     assert (verdict.kind, ranks_of(verdict)) == ("rank-missing", {2})
 
 
 def test_taken_port_is_recognised(tmp_path):
     error = (
-        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network. "
         "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
     )
     (tmp_path / "rank-0.log").write_text(trace("", error))
-    (tmp_path / "rank-1.log").write_text(trace("", "torch.distributed.DistStoreError: Timed out after 60 seconds"))
+    (tmp_path / "rank-1.log").write_text(
+        trace("", "torch.distributed.DistStoreError: Timed out after 60 seconds")
+    )
     verdict = verdict_of(tmp_path)
     assert (verdict.kind, ranks_of(verdict)) == ("address-in-use", {0})
 
@@ -150,7 +161,10 @@ def test_store_barrier_lines_tell_who_has_not_joined(tmp_path):
 
 def test_elastic_error_files_are_read(tmp_path):
     stack = 'Traceback (most recent call last):\n  File "/home/user/train.py", line 40, in main\n    step()\n'
-    message = {"message": "RuntimeError: shapes differ", "extraInfo": {"py_callstack": stack, "timestamp": "1764400000"}}
+    message = {
+        "message": "RuntimeError: shapes differ",
+        "extraInfo": {"py_callstack": stack, "timestamp": "1764400000"},
+    }
     folder = tmp_path / "attempt_0" / "1"
     folder.mkdir(parents=True)
     (folder / "error.json").write_text(json.dumps({"message": message}))
@@ -168,7 +182,13 @@ def test_quiet_logs_say_nothing(tmp_path):
 
 def test_hostile_lines_are_cut_and_survive():
     reader = LogReader()
-    reader.read(b"\x00\xff" * 1000 + b"\n" + b"x" * 10_000_000 + b"\nTraceback (most recent call last):\n" + b"[" * 5000)
+    reader.read(
+        b"\x00\xff" * 1000
+        + b"\n"
+        + b"x" * 10_000_000
+        + b"\nTraceback (most recent call last):\n"
+        + b"[" * 5000
+    )
     assert reader.evidence.findings == []
 
 

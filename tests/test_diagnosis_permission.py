@@ -84,7 +84,9 @@ def test_missing_zombie_and_foreign_processes_are_told_apart():
 
 
 def test_unsupported_python_is_named(sleeper):
-    failure = permission.explain(sleeper.pid, "Error: Failed to find python version from target process", "0.4.1")
+    failure = permission.explain(
+        sleeper.pid, "Error: Failed to find python version from target process", "0.4.1"
+    )
     assert failure.kind is DumpFailure.UNSUPPORTED_PYTHON
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert failure.text == f"py-spy 0.4.1 does not know Python {version}"

@@ -118,6 +118,7 @@ def _parameters() -> list[object]:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.xdist_group("hang-zoo")
 @pytest.mark.parametrize("case", _parameters())
 def test_verdict_on_live_ranks(case, looks):
     verdict = looks[case.name].result().verdict
@@ -139,7 +140,9 @@ def test_launcher_that_waits_for_another_node_is_a_rendezvous(tmp_path):
         str(zoo.ZOO / "hangs.py"),
         "all_equal",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         verdict = zoo.eventually(
             lambda: diagnose(live.sample_processes([process.pid], interval_s=0.2)).verdict,
@@ -161,7 +164,9 @@ def test_ranks_are_found_below_shell_and_launcher(tmp_path):
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
     try:
-        zoo.eventually(lambda: sorted(p.name for p in tmp_path.glob("ready-*")), lambda found: len(found) == 2)
+        zoo.eventually(
+            lambda: sorted(p.name for p in tmp_path.glob("ready-*")), lambda found: len(found) == 2
+        )
         sample = live.sample_processes([process.pid], interval_s=0.5)[-1]
     finally:
         for child in live.procfs.descendants(process.pid):

@@ -186,7 +186,8 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
     wait, op, telling, blocked_by = Wait.NOTHING, "", None, None
     for position, frame in enumerate(frames):
         where = origin(frame)
-        if where is Origin.UNKNOWN and any(origin(outer) is Origin.NATIVE for outer in frames[position + 1 : position + 4]):
+        callers = frames[position + 1 : position + 4]
+        if where is Origin.UNKNOWN and any(origin(caller) is Origin.NATIVE for caller in callers):
             continue  # C functions without a file, below symbols of a library
         if _is_glue(frame, where):
             if where is Origin.STDLIB and knowledge.FINALIZER_FILES.search(frame.file):

@@ -186,7 +186,9 @@ GLUE = frozenset(
 )
 
 # Dispatch inside torch between an operation and the kernel that waits.
-GLUE_FILE = re.compile(r"torch/(?:_ops|_compile|_library/|utils/_contextlib|autograd/function|_dynamo/eval_frame)")
+GLUE_FILE = re.compile(
+    r"torch/(?:_ops|_compile|_library/|utils/_contextlib|autograd/function|_dynamo/eval_frame)"
+)
 
 BACKWARD_ENGINE = frozenset({"_engine_run_backward"})
 

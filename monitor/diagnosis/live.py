@@ -51,7 +51,7 @@ def _beat(path: Path) -> Beat | None:
 
 
 def _needs_native(evidence: RankEvidence) -> bool:
-    """A rank whose deepest Python frame is the user's own line, asleep in C code that its text does not tell."""
+    """A rank asleep in C code below the user's own line, whose text does not tell what it waits for."""
     if evidence.proc.state not in ("S", "D") or evidence.proc.syscall == 230:
         return False
     reading = frames.read_threads(evidence.threads)
@@ -64,7 +64,7 @@ def _needs_native(evidence: RankEvidence) -> bool:
 
 
 def add_native(sample: Sample) -> Sample:
-    """The sample with native frames for the few ranks where they decide; pauses those for about 0.6 s each."""
+    """The sample with native frames for the few ranks where they decide; pauses those for 0.6 s each."""
     doubtful = [evidence for evidence in sample.ranks if _needs_native(evidence)][:_NATIVE_LIMIT]
     replaced = {}
     for evidence in doubtful:

@@ -1,4 +1,4 @@
-"""How to read the logs a run left behind: whose line it is, exceptions, watchdogs, out-of-memory, launchers' words.
+"""How to read the logs a run left: whose line it is, exceptions, watchdogs, out-of-memory, launchers' words.
 
 Logs come one file a rank, or all ranks in one stream with prefixes of many kinds, also glued together
 without a line break. Lines are split at carriage returns too, and long ones are cut.
@@ -47,8 +47,8 @@ _OOM = re.compile(
 )
 _WANTED = re.compile(r"Tried to allocate ([\d.]+) ?([KMGT]i?B)", re.I)
 _HOST_OOM = re.compile(
-    r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory|DefaultCPUAllocator: can't allocate"
-    r"|DefaultCPUAllocator: not enough memory|oom_kill event",
+    r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory"
+    r"|DefaultCPUAllocator: can't allocate|DefaultCPUAllocator: not enough memory|oom_kill event",
     re.I,
 )
 _WATCHDOG = re.compile(
@@ -69,7 +69,8 @@ _CASCADE = re.compile(
     r"|communicator was aborted|NCCL communicator encountered error|recvValue failed|DistNetworkError"
     r"|DistBackendError|DistStoreError|remote process exited|Software caused connection abort|ncclRemoteError"
     r"|Timed out waiting|wait timeout after|ChildFailedError|SignalException|Application timeout caused"
-    r"|To avoid data inconsistency|Socket Timeout|KeyboardInterrupt|TearDown|process group watchdog thread terminated"
+    r"|To avoid data inconsistency|Socket Timeout|KeyboardInterrupt|TearDown"
+    r"|process group watchdog thread terminated"
     r"|Received Signals\.SIGTERM|DataLoader worker .* killed by signal: Terminated",
     re.I,
 )

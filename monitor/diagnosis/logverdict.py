@@ -28,7 +28,8 @@ def logits_line(finding: LogFinding, vocab_size: int | None, seq_len: int | None
     told = " ".join((finding.text, *(f"{frame.name} {frame.file}" for frame in finding.frames[:6]))).lower()
     sure = any(word in told for word in _LOGITS_WORDS)
     gib = finding.wanted_bytes / (1 << 30)
-    text = f"{gib:.2f} GiB are the fp32 logits of about {tokens / 1000:.1f}k tokens with a vocabulary of {vocab_size:,}"
+    text = f"{gib:.2f} GiB are the fp32 logits of about {tokens / 1000:.1f}k tokens"
+    text += f" with a vocabulary of {vocab_size:,}"
     if seq_len:
         text += f", {tokens / seq_len:.1f}x the configured {seq_len:,}"
     return text if sure else f"if these are logits: {text}"

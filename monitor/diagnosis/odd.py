@@ -117,8 +117,8 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         Kind.NETWORK,
         (),
         confidence(0.75, views, two=two),
-        "nobody differs: every rank is in the same call at the same place. Suspect the network or the hardware, "
-        "or ask the flight recorder for a difference in size or sequence",
+        "nobody differs: every rank is in the same call at the same place. Suspect the network or the "
+        "hardware, or ask the flight recorder for a difference in size or sequence",
         tuple(evidence),
         _power_against(views),
     )
@@ -148,7 +148,7 @@ def _mismatch(
 ) -> Verdict:
     rest = [view for view in views if view not in odd]
     if not rest:
-        pairs = {}
+        pairs: dict[tuple[str, Hashable], View] = {}
         for view in views:
             pairs.setdefault((view.op, _own_place(view)), view)
         culprits = tuple(view.culprit(f"{text}: {view.op}") for view in views)
@@ -228,7 +228,9 @@ def _visual(view: View) -> bool:
     if view.reading.names & _VISUAL:
         return True
     main = frames.main_thread(view.evidence.threads)
-    return bool(main) and any("visi" in frame.file.lower() or "Vision" in frame.name for frame in main.frames)
+    if main is None:
+        return False
+    return any("visi" in frame.file.lower() or "Vision" in frame.name for frame in main.frames)
 
 
 def _model_path(views: Sequence[View], two: bool) -> Verdict | None:

@@ -34,7 +34,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.LOCK, Kind.DATA_LOADER],
         "api_cleanup_request _exitfunc _cleanup",
-        "start workers with forkserver or spawn (multiprocessing_context='forkserver'), or pin wandb below 0.25.1",
+        "start workers with forkserver (multiprocessing_context='forkserver'), or pin wandb below 0.25.1",
         "wandb/wandb#12079",
     ),
     _pattern(
@@ -46,13 +46,13 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.DATA_LOADER, Kind.LOCK],
         "_try_get_data _get_data _next_data",
-        "num_workers=0 to confirm, then multiprocessing_context='spawn' or 'forkserver'; TOKENIZERS_PARALLELISM=false",
+        "num_workers=0 to confirm, then multiprocessing_context='spawn'; TOKENIZERS_PARALLELISM=false",
         "pytorch/pytorch#25158",
     ),
     _pattern(
         [Kind.SAVE_ON_ONE, Kind.OUTSIDE, Kind.PHASE_MISMATCH],
-        "save_model save_pretrained save_checkpoint get_state_dict _all_gather_flat_param full_tensor state_dict",
-        "call save_model on every rank: take it out of `if is_main_process`; the library writes on rank 0 only",
+        "save_model save_pretrained save_checkpoint get_state_dict full_tensor state_dict __enter__",
+        "call save_model on every rank, outside `if is_main_process`: the library writes on rank 0 only",
         "huggingface/transformers#10596",
     ),
     _pattern(
@@ -71,7 +71,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.COLLECTIVE_MISMATCH],
         "reduce_and_partition_ipg_grads __reduce_and_partition_ipg_grads __avg_scatter_grads",
-        "deepspeed.utils.set_z3_leaf_modules(model, [MoeBlock]), or dense dispatch: every expert in every step",
+        "deepspeed.utils.set_z3_leaf_modules(model, [MoeBlock]), or send every expert some tokens",
         "deepspeedai/DeepSpeed#4808",
         anyone=True,
     ),
@@ -92,7 +92,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.EXTERNAL_PEER],
         "init_communicator",
-        "check version, address, port and GPUs of the vLLM server; NCCL_P2P_DISABLE=1 helped in a similar case",
+        "check version, address, port and GPUs of the vLLM server; NCCL_P2P_DISABLE=1 may help",
         "huggingface/trl#3676",
     ),
     _pattern(
@@ -112,17 +112,17 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 
 _BY_KIND: dict[Kind, str] = {
-    Kind.RENDEZVOUS: "start the missing ranks, or correct --nnodes, --nproc-per-node and MASTER_ADDR; then restart",
+    Kind.RENDEZVOUS: "start the missing ranks, or correct --nnodes, --nproc-per-node and MASTER_ADDR",
     Kind.STORE: "stop the job, free the port and kill leftovers of the last run, start again",
     Kind.TEARDOWN: "fix the exception in that rank's log; abort the process group instead of destroying it",
     Kind.D_STATE: "exclude the node and restart; only a reboot frees the process",
     Kind.COLLECTIVE_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.ORDER_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) or use an object collective",
-    Kind.PHASE_MISMATCH: "equalise the number of steps per rank (drop_last=True, or the Join context manager)",
-    Kind.NETWORK: "shorten the process group timeout, run the NCCL tests between the nodes, check links and XID errors",
+    Kind.PHASE_MISMATCH: "equalise the steps per rank (drop_last=True, or the Join context manager)",
+    Kind.NETWORK: "run the NCCL tests between the nodes, check links and XID errors, shorten the timeout",
     Kind.ADDRESS_IN_USE: "use --standalone or another --master-port; look for leftovers with `ss -ltnp`",
-    Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, sharded or low-memory loading, or more host memory per node",
+    Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, low-memory loading, or more host memory per node",
 }
 
 _CAUGHT_OOM = re.compile(r"except block")
@@ -139,7 +139,7 @@ def next_steps(verdict: Verdict, views: Sequence[View]) -> tuple[str, ...]:
         return (f"{at_host}cat /proc/{pid}/stack", f"{at_host}dmesg -T | tail -50")
     if verdict.kind is Kind.NETWORK:
         return (
-            "NCCL_DEBUG=INFO and TORCH_FR_BUFFER_SIZE=2000 (older: TORCH_NCCL_TRACE_BUFFER_SIZE) at the next start",
+            "NCCL_DEBUG=INFO TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_TRACE_BUFFER_SIZE=2000 at the next start",
             "ftdash diagnose --flight DIR on the flight recorder dumps",
         )
     if verdict.kind in (Kind.SLOW, Kind.HEALTHY):

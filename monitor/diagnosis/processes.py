@@ -115,9 +115,11 @@ def siblings(trainer: Trainer, kin: dict[int, list[int]]) -> list[Trainer]:
     candidates = {}
     for pids in kin.values():
         for pid in pids:
-            if procfs.uid_of(pid) == own and pid != os.getpid() and (other := trainer_of(pid)) is not None:
-                if other.job == trainer.job:
-                    candidates[pid] = other
+            if procfs.uid_of(pid) != own or pid == os.getpid():
+                continue
+            other = trainer_of(pid)
+            if other is not None and other.job == trainer.job:
+                candidates[pid] = other
     return _topmost(candidates)
 
 

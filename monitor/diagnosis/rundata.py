@@ -1,4 +1,4 @@
-"""The evidence of a run of ftdash: live ranks of this host, agents of other hosts, or what a dead run left."""
+"""The evidence of a run of ftdash: live ranks here, agents of other hosts, or what a dead run left."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def line_text(frame: Frame | None) -> str:
 
 
 def _around(frame: Frame) -> list[tuple[ast.AST, str]]:
-    """Statements that hold the line, outermost first, each with the field the line is in; one function only."""
+    """Statements that hold the line, outermost first, each with the field the line is in; of one function."""
     tree = _tree(frame.file)
     if tree is None:
         return []

@@ -357,9 +357,9 @@ def read_json(data: bytes) -> list[Chunk]:
         if isinstance(held, dict) and held and all(str(key).lstrip("rank_-").isdigit() for key in held):
             chunks = []
             for key, item in held.items():
-                if chunk := _chunk_of_object(item) or Chunk(failure=DumpFailure.UNREADABLE):
-                    chunk.rank = int(str(key).lstrip("rank_-"))
-                    chunks.append(chunk)
+                part = _chunk_of_object(item) or Chunk(failure=DumpFailure.UNREADABLE)
+                part.rank = int(str(key).lstrip("rank_-"))
+                chunks.append(part)
             return chunks
         value = held
     if (

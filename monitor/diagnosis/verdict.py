@@ -69,7 +69,7 @@ def _gone(
     gone = lost | {view.rank for view in dead}
     starting = all(view.wait is Wait.RENDEZVOUS or view.reading.context is Phase.INIT for view in held)
     store_lost = 0 in gone and (starting or all(view.wait is Wait.STORE for view in held))
-    recorded = not dead and all(view.evidence.process and view.evidence.process.source == "file" for view in seen)
+    recorded = not dead and all(view.recorded for view in seen)
     if recorded and not starting and not store_lost:
         return _undumped(seen, held, lost)
     named = [view for view in dead if not store_lost or view.rank == 0]
@@ -80,12 +80,15 @@ def _gone(
         culprits.append(Culprit(rank, "", 0, "", f"{text}: {ranks_of(held)} wait{where}"))
     ranks = rank_list(culprit.rank for culprit in culprits)
     if store_lost:
-        kind, reason = Kind.STORE, "rank 0, which owns the store, is gone: the rendezvous is broken, stop the job"
+        kind, reason = Kind.STORE, "rank 0, which owns the store, is gone: stop the job"
     elif starting:
         kind, reason = Kind.RENDEZVOUS, f"rank {ranks} has not come to the rendezvous"
     else:
         kind, reason = Kind.DEAD_RANK, f"rank {ranks} is gone, the others wait for it"
-    evidence = (f"ranks {ranks_of(held)} wait: {describe(held[0])}", f"{len(gone)} of {len(seen) + len(gone)} are gone")
+    evidence = (
+        f"ranks {ranks_of(held)} wait: {describe(held[0])}",
+        f"{len(gone)} of {len(seen) + len(gone)} are gone",
+    )
     return Verdict(kind, tuple(culprits), confidence(0.95, held, two=True), reason, evidence)
 
 
@@ -233,14 +236,12 @@ def _before_training(
         return Verdict(Kind.HEALTHY, (), 0.6, "all ranks are starting, and move")
     store = all(view.wait is Wait.STORE for view in pending)
     kind = Kind.STORE if store else Kind.RENDEZVOUS
-    culprits: tuple[Culprit, ...] = ()
-    if store:
-        culprits = tuple(view.culprit("it waits for a key that nobody sets") for view in pending)
+    alone = [view.culprit("it waits for a key that nobody sets") for view in pending] if store else []
     return Verdict(
         kind,
-        culprits,
+        tuple(alone),
         0.6,
-        f"ranks {ranks_of(pending)} wait for the {'store' if store else 'rendezvous'}, and nobody is seen to be missing",
+        f"ranks {ranks_of(pending)} wait for the {kind}, and nobody is seen to be missing",
         (describe(pending[0]),),
     )
 
@@ -339,8 +340,7 @@ def _slow(working: Sequence[View], waiting: Sequence[View], *, guess: bool = Fal
     if waiting:
         reason += f", rank {ranks_of(waiting)} waits for it"
     next_steps = (
-        "watch the remaining time to the collective timeout: a longer one is `ddp_timeout`, or "
-        "`init_process_group(timeout=…)`",
+        "watch the time left to the collective timeout (`ddp_timeout`, init_process_group's timeout)",
     )
     return Verdict(
         Kind.SLOW,

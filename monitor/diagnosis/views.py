@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftdash.monitor.diagnosis import frames, knowledge, motion, source
+from ftdash.monitor.diagnosis import frames, motion, source
 from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.knowledge import Phase
 from ftdash.monitor.diagnosis.model import (
@@ -37,6 +37,11 @@ class View:
     @property
     def rank(self) -> int:
         return self.evidence.rank
+
+    @property
+    def recorded(self) -> bool:
+        """Read from a file, not from a live process."""
+        return self.evidence.process is not None and self.evidence.process.source == "file"
 
     @property
     def dead(self) -> bool:
@@ -191,6 +196,9 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
     return views
 
 
+_ARITHMETIC = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+
+
 def static_slow(view: View) -> Phase:
     """With a single sample: the slow phase that a rank outside of collectives is plainly working in."""
     reading = view.reading
@@ -208,6 +216,7 @@ def static_slow(view: View) -> Phase:
         view.active or (reading.wait is Wait.LIBRARY and reading.blocked_by is None)
     ):
         return reading.phase
-    if view.wait is Wait.LIBRARY and view.active and reading.step in knowledge.PHASE_ORDER and reading.step:
-        return reading.step if reading.step is not Phase.DATA else Phase.UNKNOWN
+    # In the model's own arithmetic: a faulthandler dump does not say active, and py-spy's idle is a guess.
+    if view.wait is Wait.LIBRARY and reading.blocked_by is None and reading.step in _ARITHMETIC:
+        return reading.step
     return Phase.UNKNOWN

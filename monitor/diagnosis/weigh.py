@@ -54,16 +54,13 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     dumps = next((sample.flight for sample in reversed(samples) if sample.flight), ())
     logs = next((sample.logs for sample in reversed(samples) if sample.logs), None)
     notices = tuple(dict.fromkeys(notice for sample in samples for notice in sample.notices))
-    expected = (
-        last.expected or frozenset(range(last.world_size or 0)) if views and last.expected else last.expected
-    )
     by_stack = stack_verdict(views, last) if views or last.launchers else None
     if by_stack is not None and by_stack.kind is Kind.NO_EVIDENCE and last.launchers and not views:
         from ftdash.monitor.diagnosis.launchers import launcher_verdict
 
         by_stack = launcher_verdict(last) or by_stack
     world = frozenset(range(last.world_size)) if last.world_size else frozenset()
-    by_flight, _ = flight_verdict(dumps, expected or world) if dumps else (None, None)
+    by_flight, _ = flight_verdict(dumps, world) if dumps else (None, None)
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
     verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views)
@@ -103,7 +100,7 @@ def _weigh(
 
 
 def _log_overrides(by_logs: Verdict, chosen: Verdict) -> bool:
-    """A logged first failure of a rank explains a hang whose culprits do not include another rank's own fault."""
+    """Whether a rank's logged first failure explains the hang that the other evidence shows."""
     if by_logs.kind not in (Kind.OUT_OF_MEMORY, Kind.HOST_OUT_OF_MEMORY, Kind.CRASH):
         return False
     if chosen.kind in (Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.UNDUMPABLE):
@@ -114,7 +111,7 @@ def _log_overrides(by_logs: Verdict, chosen: Verdict) -> bool:
 
 
 def _agree(chosen: Verdict, other: Verdict | None, views: Sequence[View]) -> Verdict:
-    """Confidence after hearing the second source, and the stack's own line for the flight recorder's culprit."""
+    """Confidence after hearing the second source; a flight recorder's culprit gets its stack's own line."""
     culprits = chosen.culprits
     by_rank = {view.rank: view for view in views}
     filled = []

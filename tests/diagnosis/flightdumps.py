@@ -12,7 +12,14 @@ Call = tuple[str, list[int]]
 
 
 def entry(
-    record: int, seq: int, call: Call, *, group: str = "0", desc: str = "default_pg", done: bool = True, line: int = 10
+    record: int,
+    seq: int,
+    call: Call,
+    *,
+    group: str = "0",
+    desc: str = "default_pg",
+    done: bool = True,
+    line: int = 10,
 ) -> dict[str, Any]:
     op, shape = call
     return {
@@ -36,7 +43,11 @@ def entry(
         "timeout_ms": 600000,
         "is_p2p": False,
         "frames": [
-            {"name": "all_reduce", "filename": "/x/site-packages/torch/distributed/distributed_c10d.py", "line": 1},
+            {
+                "name": "all_reduce",
+                "filename": "/x/site-packages/torch/distributed/distributed_c10d.py",
+                "line": 1,
+            },
             {"name": "train", "filename": "/home/user/train.py", "line": line},
         ],
     }
@@ -49,7 +60,8 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, tuple[str, list[int]]]
     }
     done = {
         name: max(
-            (e["collective_seq_id"] for e in entries if e["process_group"][0] == name and e["retired"]), default=-1
+            (e["collective_seq_id"] for e in entries if e["process_group"][0] == name and e["retired"]),
+            default=-1,
         )
         for name in groups
     }
@@ -76,7 +88,7 @@ STOP = 6  # the sequence number at which the others wait
 
 
 def world(ranks: int, calls: Callable[[int, int], Call | None]) -> dict[int, dict[str, Any]]:
-    """Dumps of one group: `calls(rank, seq)` is what a rank calls at 1..STOP, None when it does not get there."""
+    """Dumps of one group: `calls(rank, seq)` is what a rank calls at 1..STOP, None if it stops before."""
     dumps = {}
     for rank in range(ranks):
         entries = []
@@ -98,7 +110,9 @@ def missing(ranks: int, culprit: int) -> dict[int, dict[str, Any]]:
 
 
 def other_type(ranks: int, culprit: int) -> dict[int, dict[str, Any]]:
-    return world(ranks, lambda rank, seq: ("reduce", [8]) if rank == culprit and seq == STOP else usual(rank, seq))
+    return world(
+        ranks, lambda rank, seq: ("reduce", [8]) if rank == culprit and seq == STOP else usual(rank, seq)
+    )
 
 
 def other_size(ranks: int, culprit: int) -> dict[int, dict[str, Any]]:
@@ -120,7 +134,9 @@ NAMINGS: dict[str, Callable[[int], str]] = {
 }
 
 
-def write(folder: Path, dumps: dict[int, dict[str, Any]], naming: str = "nccl_trace_rank_", as_json: bool = False) -> None:
+def write(
+    folder: Path, dumps: dict[int, dict[str, Any]], naming: str = "nccl_trace_rank_", as_json: bool = False
+) -> None:
     for rank, value in dumps.items():
         path = folder / NAMINGS[naming](rank)
         path.parent.mkdir(parents=True, exist_ok=True)

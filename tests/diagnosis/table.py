@@ -62,7 +62,11 @@ def row(name, ranks, kinds, culprits, frame=""):
 
 
 EVAL = (f"PipelineEngine.eval_batch@{PIPE}", "evaluate@megatron/training.py")
-EVAL += ("evaluate_and_print_results@megatron/training.py", "train@megatron/training.py", "pretrain@megatron/training.py")
+EVAL += (
+    "evaluate_and_print_results@megatron/training.py",
+    "train@megatron/training.py",
+    "pretrain@megatron/training.py",
+)
 NEXT = (f"PipelineEngine._next_batch@{PIPE}", f"PipelineEngine._exec_load_micro_batch@{PIPE}")
 NEXT += (f"PipelineEngine._exec_schedule@{PIPE}", *EVAL, MODULE)
 
@@ -92,8 +96,17 @@ ROWS = [
                 *NEXT,
                 active=True,
             ),
-            **same(range(4, 8), f"broadcast@{C10D}", f"PipelineEngine._bcast_pipe_scalar@{PIPE}", *EVAL, MODULE, active=True),
-            **same(range(8, 12), ALL_REDUCE, f"PipelineEngine._reduce_outputs@{PIPE}", *EVAL, MODULE, active=True),
+            **same(
+                range(4, 8),
+                f"broadcast@{C10D}",
+                f"PipelineEngine._bcast_pipe_scalar@{PIPE}",
+                *EVAL,
+                MODULE,
+                active=True,
+            ),
+            **same(
+                range(8, 12), ALL_REDUCE, f"PipelineEngine._reduce_outputs@{PIPE}", *EVAL, MODULE, active=True
+            ),
             **same(
                 range(12, 16),
                 f"recv@{C10D}",
@@ -112,7 +125,9 @@ ROWS = [
     row(
         "one rank in uninterruptible sleep",
         {
-            0: Dump(error="Error: Failed to suspend process\nReason: EPERM: Operation not permitted\nSTAT Dl"),
+            0: Dump(
+                error="Error: Failed to suspend process\nReason: EPERM: Operation not permitted\nSTAT Dl"
+            ),
             **same(
                 range(1, 64),
                 BARRIER,
@@ -159,7 +174,12 @@ ROWS = [
         "uneven last batch",
         {
             **same((1, 5), *BACKWARD, "training_step@train.py", MODULE, active=True),
-            **same((0, 2, 3, 4, 6, 7, 8, 9), ALL_REDUCE, "_sync_ddp@lightning/fabric/utilities/distributed.py", MODULE),
+            **same(
+                (0, 2, 3, 4, 6, 7, 8, 9),
+                ALL_REDUCE,
+                "_sync_ddp@lightning/fabric/utilities/distributed.py",
+                MODULE,
+            ),
             **same((10, 11), BARRIER, "save_checkpoint@train.py", MODULE),
         },
         "phase-mismatch",
@@ -253,7 +273,12 @@ ROWS = [
         {
             rank: Dump(
                 (
-                    (*BACKWARD, "DeepSpeedEngine.backward@deepspeed/runtime/engine.py", "training_loop@train.py", MODULE),
+                    (
+                        *BACKWARD,
+                        "DeepSpeedEngine.backward@deepspeed/runtime/engine.py",
+                        "training_loop@train.py",
+                        MODULE,
+                    ),
                     (
                         f"all_gather_into_tensor@{C10D}",
                         WRAP,
@@ -261,7 +286,11 @@ ROWS = [
                         "timed_op.<locals>.log_wrapper@deepspeed/comm/comm.py",
                         "allgather_fn@deepspeed/comm/comm.py",
                     ),
-                    ("Condition.wait@threading.py", "TMonitor.run@tqdm/_monitor.py", "Thread._bootstrap@threading.py"),
+                    (
+                        "Condition.wait@threading.py",
+                        "TMonitor.run@tqdm/_monitor.py",
+                        "Thread._bootstrap@threading.py",
+                    ),
                 )
             )
             for rank in range(2)
@@ -308,7 +337,9 @@ ROWS = [
                 ),
                 active=True,
             ),
-            **same((1, 2, 3), BARRIER, "GRPOTrainer.__init__@trl/trainer/grpo_trainer.py", MODULE, active=True),
+            **same(
+                (1, 2, 3), BARRIER, "GRPOTrainer.__init__@trl/trainer/grpo_trainer.py", MODULE, active=True
+            ),
         },
         "external-peer",
         {0},
@@ -359,7 +390,16 @@ ROWS = [
     row(
         "teardown after an exception",
         {
-            0: Dump((("destroy_process_group@" + C10D, "Engine.destroy@train.py", "Engine.close@train.py", MODULE),)),
+            0: Dump(
+                (
+                    (
+                        "destroy_process_group@" + C10D,
+                        "Engine.destroy@train.py",
+                        "Engine.close@train.py",
+                        MODULE,
+                    ),
+                )
+            ),
             1: Dump(
                 (
                     (
@@ -453,7 +493,9 @@ def as_text(dump: Dump, pid: int, old: bool) -> str:
     lines = [f"Process {pid}: python3 train.py --config a.yaml", "Python v3.11.7 (/usr/bin/python3.11)", ""]
     for number, thread in enumerate(dump.threads):
         status = "active" if dump.active and number == 0 else "idle"
-        lines.append(f'Thread {pid + number} ({status}): "{"MainThread" if number == 0 else f"Thread-{number}"}"')
+        lines.append(
+            f'Thread {pid + number} ({status}): "{"MainThread" if number == 0 else f"Thread-{number}"}"'
+        )
         for line, spec in enumerate(thread, 10):
             name, file = _split(spec, old)
             lines.append(f"    {name} ({file}:{line})")
@@ -490,7 +532,10 @@ def as_faulthandler(dump: Dump, pid: int, old: bool) -> str:
         return dump.error + "\n"
     parts = []
     for number, thread in enumerate(dump.threads):
-        lines = [f"{'Current thread' if number == 0 else 'Thread'} 0x00007f{pid + number:010x} (most recent call first):"]
+        lines = [
+            ("Current thread" if number == 0 else "Thread")
+            + f" 0x00007f{pid + number:010x} (most recent call first):"
+        ]
         for line, spec in enumerate(thread, 10):
             name, file = _split(spec, True)
             lines.append(f'  File "{full_path(file)}", line {line} in {name}')
@@ -517,7 +562,8 @@ def write(folder: Path, item: Row, style: str) -> None:
 
 def write_one_file(folder: Path, item: Row) -> None:
     parts = [
-        f"===== rank {rank} (node{rank // 8:02}) pid {1000 + 40 * rank} =====\n{as_text(dump, 1000 + 40 * rank, True)}"
+        f"===== rank {rank} (node{rank // 8:02}) pid {1000 + 40 * rank} =====\n"
+        + as_text(dump, 1000 + 40 * rank, True)
         for rank, dump in item.ranks.items()
     ]
     (folder / "all.txt").write_text("\n".join(parts))

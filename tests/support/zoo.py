@@ -81,7 +81,9 @@ def _wait_ready(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
         missing = {rank for rank in missing if not (folder / f"ready-{rank}").exists()}
         for rank in missing:
             if processes[rank].poll() is not None:
-                raise AssertionError(f"rank {rank} ended early: {(folder / f'rank-{rank}.log').read_text()[-2000:]}")
+                raise AssertionError(
+                    f"rank {rank} ended early: {(folder / f'rank-{rank}.log').read_text()[-2000:]}"
+                )
         if time.monotonic() > deadline:
             raise AssertionError(f"ranks {sorted(missing)} did not start")
         time.sleep(0.05)
@@ -103,9 +105,11 @@ def _wait_settled(pids: list[int]) -> None:
 
 
 def named_lines(script: str, case: str) -> set[int]:
-    """Lines of a case that the verdict may name: those marked `# named` in its function, or anywhere by its name."""
+    """Lines that a verdict may name: marked `# named` in the case's function, or by its name anywhere."""
     text = (ZOO / script).read_text().splitlines()
-    starts = [number for number, line in enumerate(text, 1) if re.match(r"(?:def|class) ", line)] + [len(text) + 1]
+    starts = [number for number, line in enumerate(text, 1) if re.match(r"(?:def|class) ", line)] + [
+        len(text) + 1
+    ]
     at = next(number for number, line in enumerate(text, 1) if line.startswith(f"def {case}("))
     end = next(number for number in starts if number > at)
     inside = {number for number in range(at, end) if text[number - 1].endswith("# named")}

@@ -61,7 +61,7 @@ def _gather(args: argparse.Namespace) -> list[Sample]:
         from ftdash.monitor.diagnosis.stacks import read_stacks
 
         recorded = read_stacks(_folder("--stacks", args.stacks))
-        samples = recorded[-2:] if not samples else samples
+        samples = samples or recorded[-2:]
     if not samples:
         samples = [Sample(t=time.time())]
     last = samples[-1]

@@ -91,7 +91,8 @@ def lock_across_fork():
     if RANK == 1:
         LOCK.acquire()
     ready()
-    for _ in DataLoader(LockedDataset(), batch_size=1, num_workers=1, multiprocessing_context="fork"):  # named
+    loader = DataLoader(LockedDataset(), num_workers=1, multiprocessing_context="fork")
+    for _ in loader:  # named
         dist.all_reduce(tensor())
 
 

@@ -49,7 +49,9 @@ def fsdp2_save_under_is_main():
 
 
 def save_model(model):
-    state = {name: value.full_tensor() for name, value in model.state_dict().items()}  # named: fsdp2_save_under_is_main
+    state = {}
+    for name, value in model.state_dict().items():
+        state[name] = value.full_tensor()  # named: fsdp2_save_under_is_main
     torch.save(state, os.devnull)
 
 
@@ -89,7 +91,8 @@ def zero3_save_under_is_main():
 def save_weights(engine):
     import deepspeed
 
-    with deepspeed.zero.GatheredParameters(list(engine.module.parameters())):  # named: zero3_save_under_is_main
+    parameters = list(engine.module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):  # named: zero3_save_under_is_main
         torch.save(engine.module.state_dict(), os.devnull)
 
 

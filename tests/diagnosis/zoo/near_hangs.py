@@ -129,7 +129,8 @@ def compiles():
         width = 8
         while True:
             width += 1
-            torch.compile(torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU()))(torch.ones(2, width))
+            model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.GELU())
+            torch.compile(model)(torch.ones(2, width))
             torch._dynamo.reset()
     dist.barrier()
 
