@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from ftdash.engine.planner.result import Prediction
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError, home, write_atomic
 from ftdash.monitor.state import RunPhase, RunState
@@ -120,6 +121,44 @@ def learn(runs: Iterable[RunDir]) -> tuple[Calibration, list[str]]:
         if entry.family:
             groups.setdefault((entry.gpu, ""), []).append(entry)
     return Calibration(tuple(_entry(*key, groups[key]) for key in sorted(groups))), skipped
+
+
+@dataclass(frozen=True, slots=True)
+class Corrected:
+    """A prediction as earlier runs of its kind would have it; `because` says which, for a person."""
+
+    allocated: int
+    reserved: int
+    context: int
+    step_s: float
+    tokens_per_s_per_gpu: float
+    because: str
+
+    @property
+    def device(self) -> int:
+        return self.reserved + self.context
+
+
+def correct(prediction: Prediction, calibration: Calibration) -> Corrected | None:
+    """The prediction times what was learned for its GPU and family; None when nothing was.
+
+    Only what was measured is corrected; the rest stays as predicted.
+    """
+    family = model_family(prediction.plan.model or prediction.model.name)
+    entry = calibration.get(prediction.plan.gpu, family)
+    if entry is None:
+        return None
+    memory, step = prediction.memory, prediction.time
+    slower = entry.step_ratio or 1.0
+    runs = "1 run" if entry.runs == 1 else f"{entry.runs} runs"
+    return Corrected(
+        allocated=round(memory.allocated * (entry.allocated_ratio or 1.0)),
+        reserved=round(memory.reserved * (entry.reserved_ratio or 1.0)),
+        context=entry.context_bytes if entry.context_bytes is not None else memory.context,
+        step_s=step.step_s * slower,
+        tokens_per_s_per_gpu=step.tokens_per_s_per_gpu / slower,
+        because=f"by {runs} of {entry.family or 'any model'} on {entry.gpu}",
+    )
 
 
 def model_family(name: str) -> str:

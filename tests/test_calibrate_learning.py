@@ -10,7 +10,9 @@ from dataclasses import replace
 import pytest
 
 from ftdash.engine import calibrate
-from ftdash.engine.calibrate import Calibration, Learned, learn, learned, measure, model_family, save
+from ftdash.engine.calibrate import Calibration, Learned, correct, learn, learned, measure, model_family, save
+from ftdash.engine.plan import Plan
+from ftdash.engine.planner import evaluate
 from ftdash.monitor.rundir import Manifest
 from ftdash.monitor.state import RunPhase
 from tests.support.cluster import Cluster
@@ -128,3 +130,17 @@ def test_the_command_learns_stores_and_tells_what_it_left_out(ftdash_home):
     assert [entry["family"] for entry in data["learned"]] == ["", "qwen3"]
     assert len(data["skipped"]) == 1
     assert learned().get("h100-sxm-80g", "qwen3") is not None
+
+
+def test_a_prediction_is_corrected_only_by_what_was_measured():
+    prediction = evaluate(Plan(model="qwen3-8b", gpu="h100-sxm-80g", gpus=8))
+    entry = Learned("h100-sxm-80g", "qwen3", 3, context_bytes=700 << 20, reserved_ratio=1.1, step_ratio=1.25)
+    found = correct(prediction, Calibration((entry,)))
+    assert found is not None
+    assert found.reserved == round(prediction.memory.reserved * 1.1)
+    assert found.allocated == prediction.memory.allocated
+    assert found.device == found.reserved + (700 << 20)
+    assert found.tokens_per_s_per_gpu == pytest.approx(prediction.time.tokens_per_s_per_gpu / 1.25)
+    assert found.because == "by 3 runs of qwen3 on h100-sxm-80g"
+    other = Learned("l4-24g", "qwen3", 1, step_ratio=2.0)
+    assert correct(prediction, Calibration((other,))) is None
