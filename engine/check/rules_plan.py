@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -19,10 +20,12 @@ from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, Strategy
 
 @check
 def plans(bundle: Bundle) -> Iterator[Finding]:
+    seen: list[dict[str, Any]] = []
     for document in bundle.of(Kind.PLAN):
         stored = document.data.get("plan") if "run" in document.data else document.data
-        if not isinstance(stored, dict):
+        if not isinstance(stored, dict) or stored in seen:
             continue
+        seen.append(stored)
         try:
             plan = Plan.from_dict(stored)
         except msgspec.ValidationError as problem:

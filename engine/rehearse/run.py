@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ftdash.engine.checkpoint import verify
-from ftdash.engine.checkpoint.convert import Target, convert
+from ftdash.engine.checkpoint.convert import ConvertError, Target, convert
 from ftdash.engine.checkpoint.recognise import Checkpoint, CheckpointKind, inspect
 from ftdash.engine.configs import Command, ConfigError, Launcher, Rendezvous, TrainArgs, generate
 from ftdash.engine.configs.refusals import FSDP2, ZERO_STAGE, refusal, uses_distributed_config
 from ftdash.engine.mesh import Mesh
-from ftdash.engine.model.load import load_config_file, resolve
+from ftdash.engine.model.load import ModelError, load_config_file, resolve
 from ftdash.engine.model.shape import ModelShape
-from ftdash.engine.plan import Method, Plan, Strategy
+from ftdash.engine.plan import Method, Plan, PlanError, Strategy
 from ftdash.engine.rehearse.result import Rehearsal
 from ftdash.engine.rehearse.small import (
     MAX_PROCESSES,
@@ -49,32 +49,44 @@ def rehearse(plan: Plan, *, work: Path, launcher: Launcher | None = None, resume
     """Shrink, train, save, resume on another number of ranks, convert, load, generate.
 
     `work` is a new or empty folder that keeps everything. Raises RehearsalError in one line at the first
-    thing that does not hold.
+    thing that does not hold; its `proved` says what did until then.
     """
     started = time.monotonic()
+    proved: list[str] = []
+    try:
+        stage, left = _prepare(plan, work, launcher)
+        proved.append(_mesh_kept(plan, stage.plan))
+        left += _prove(stage, proved, resume)
+    except RehearsalError as error:
+        error.proved = tuple(proved)
+        raise
+    except (ConvertError, ConfigError, ModelError, PlanError) as error:
+        raise RehearsalError(str(error), tuple(proved)) from error
+    return Rehearsal(stage.plan, str(work), tuple(proved), (*left, *_ALWAYS_LEFT), time.monotonic() - started)
+
+
+def _prepare(plan: Plan, work: Path, launcher: Launcher | None) -> tuple[_Stage, list[str]]:
     if reason := refusal(plan, resolve(plan)):
         raise RehearsalError(reason)
     small, left = small_plan(plan)
     model = work / "model"
     build_model(small_config(hub_config(plan), tp=small.tp, ep=small.ep), model)
-    shape = load_config_file(model)
-    stage = _Stage(replace(small, config=str(model)), shape, work, launcher)
-    proved = [_mesh_kept(plan, small), *stage.train()]
+    return _Stage(replace(small, config=str(model)), load_config_file(model), work, launcher), left
+
+
+def _prove(stage: _Stage, proved: list[str], resume: bool) -> list[str]:
+    """Run every step, adding to `proved`; the result is what this plan cannot show."""
+    proved += stage.train()
     checkpoint = stage.checkpoint()
     if checkpoint is None:
-        left.append("resuming: a model sharded at load time cannot resume, only the model is saved")
-    else:
-        proved += stage.converted(checkpoint)
-        if resume:
-            proved += stage.resumed(checkpoint)
+        proved += stage.loaded()
+        return ["resuming: a model sharded at load time cannot resume, only the model is saved"]
+    proved += stage.converted(checkpoint)
     proved += stage.loaded()
-    return Rehearsal(
-        stage.plan,
-        str(work),
-        tuple(proved),
-        (*left, *_ALWAYS_LEFT),
-        time.monotonic() - started,
-    )
+    if not resume:
+        return ["resuming on another number of ranks: not asked for"]
+    proved += stage.resumed(checkpoint)
+    return []
 
 
 def _mesh_kept(plan: Plan, small: Plan) -> str:

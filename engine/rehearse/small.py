@@ -22,7 +22,14 @@ MAX_PARAMS = 50_000_000
 
 
 class RehearsalError(Exception):
-    """The plan cannot be rehearsed here, or the rehearsal failed; the text is one line with the reason."""
+    """The plan cannot be rehearsed here, or the rehearsal failed; the text is one line with the reason.
+
+    `proved` is what held before that.
+    """
+
+    def __init__(self, reason: str, proved: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.proved = proved
 
 
 def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
