@@ -363,9 +363,10 @@ def straggler_text(entry: Straggler) -> str:
     """One line: who, in which phase, by how much, since when, why."""
     where = f" on {entry.host}" if entry.host else ""
     phase = "loading data" if entry.phase == "data" else entry.phase
+    since = f"step {entry.since_step}" + (" or earlier" if entry.or_earlier else "")
     return (
         f"rank {entry.rank}{where} is slow in {phase}: {entry.slowdown:.2f} × its peers, costs"
-        f" {entry.excess_s * 1000:,.0f} ms a step since step {entry.since_step}; {entry.cause}"
+        f" {entry.excess_s * 1000:,.0f} ms a step since {since}; {entry.cause}"
     )
 
 

@@ -55,6 +55,7 @@ class Straggler:
     step: int
     cause: str = ""
     host: str = ""
+    or_earlier: bool = False  # slow from the first step that was compared
 
 
 class _Phase:
@@ -92,6 +93,8 @@ class StragglerDetector:
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
         self._tokens: deque[list[int]] = deque(maxlen=KEPT_STEPS)
         self._since: dict[tuple[int, str], int] = {}
+        self._seen: dict[tuple[int, str], int] = {}  # the step at which each was found last
+        self._first_step = -1
         self._found: tuple[Straggler, ...] = ()
         self._judged_step = -1
 
@@ -112,6 +115,8 @@ class StragglerDetector:
         self._step_s.clear()
         self._tokens.clear()
         self._since.clear()
+        self._seen.clear()
+        self._first_step = -1
         self._found = ()
         self._judge_ready()
 
@@ -150,6 +155,8 @@ class StragglerDetector:
         step_s = median(entry.step_s for entry in times)
         if step_s <= 0:
             return
+        if not self._steps:
+            self._first_step = step
         self._steps.append(step)
         self._step_s.append(step_s)
         self._tokens.append([entry.tokens for entry in times])
@@ -179,9 +186,8 @@ class StragglerDetector:
                     known = slow.get(straggler.rank)
                     if known is None or straggler.excess_s > known.excess_s:
                         slow[straggler.rank] = straggler
-        current = {(entry.rank, entry.phase) for entry in slow.values()}
-        for key in [key for key in self._since if key not in current]:
-            del self._since[key]
+        for key in [key for key, seen in self._seen.items() if step - seen > WINDOWS[1]]:
+            del self._since[key], self._seen[key]
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
 
     def _over(self, name: str, phase: _Phase, noise: float, window: int, step: int) -> Iterable[Straggler]:
@@ -201,7 +207,10 @@ class StragglerDetector:
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
             since = self._since.setdefault((rank, name), self._steps[began - window])
-            yield Straggler(rank, name, math.exp(median(over[began:])), excess, since, step)
+            self._seen[rank, name] = step
+            slowdown = math.exp(median(over[began:]))
+            early = since - self._first_step < WINDOWS[0]
+            yield Straggler(rank, name, slowdown, excess, since, step, or_earlier=early)
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:
@@ -293,9 +302,11 @@ def _gpu_cause(own: RankState, peers: Sequence[RankState]) -> str:
         return ""
     if gpu.state != "ok":
         return f"its GPU is {gpu.state}" + (f": {gpu.error}" if gpu.error else "")
-    others = [peer.gpu for peer in peers if peer.gpu is not None]
+    others = [peer.gpu for peer in peers if peer.gpu is not None and peer.gpu.state == "ok"]
     shared = {
-        reason for reason in gpu.throttle if others and all(reason in other.throttle for other in others)
+        reason
+        for reason in gpu.throttle
+        if others and 2 * sum(reason in other.throttle for other in others) >= len(others)
     }
     own_reasons = [reason for reason in gpu.throttle if reason not in shared]
     clocks = [other.sm_mhz for other in others if other.sm_mhz]

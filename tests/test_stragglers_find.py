@@ -136,6 +136,13 @@ def test_a_phase_that_costs_nothing_is_not_worth_a_word():
     assert detector.found == ()
 
 
+def test_it_is_told_since_when_also_when_the_past_is_not_known():
+    _, late = first_found(2, 60, 20, slow=lambda rank, step, p: 1.5 if rank and step >= 20 else 1.0)
+    assert not late.or_earlier
+    _, always = first_found(2, 60, 0, slow=lambda rank, step, p: 1.5 if rank else 1.0)
+    assert always.or_earlier
+
+
 def test_a_straggler_that_recovers_is_forgotten():
     detector = StragglerDetector()
     detector.expect(range(2))
