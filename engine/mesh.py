@@ -120,8 +120,7 @@ class Mesh:
         if strategy is Strategy.NONE and data_parallel > 1:
             raise PlanError(
                 f"--strategy none trains one replica, but --gpus {plan.gpus} leaves {data_parallel} "
-                f"data-parallel "
-                f"ranks: use ddp, zero1, zero2, zero3, fsdp or hsdp"
+                f"data-parallel ranks: use ddp, zero1, zero2, zero3, fsdp or hsdp"
             )
         replicate = plan.replicate
         if replicate is None:
@@ -186,8 +185,8 @@ def warnings(mesh: Mesh, plan: Plan, nvlink: bool) -> tuple[tuple[str, str], ...
     found = []
     if mesh.tp_spans_nodes:
         text = (
-            f"tp {mesh.tp} is wider than a node of {mesh.gpus_per_node} GPUs: every layer's all-reduces cross "
-            f"the network"
+            f"tp {mesh.tp} is wider than a node of {mesh.gpus_per_node} GPUs: every layer's all-reduces "
+            f"cross the network"
         )
         found.append(("tp-across-nodes", text))
     elif mesh.tp > 1 and not nvlink:

@@ -1,4 +1,4 @@
-"""The accuracy table covers the published runs, keeps its halves apart, and stays as good as it was measured."""
+"""The accuracy table covers the published runs, keeps its halves apart, and does not get worse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_almost_every_trusted_run_can_be_planned() -> None:
 
 
 def test_errors_stay_where_they_were_measured() -> None:
-    """Bounds a little above today's figures, for both halves apart: they catch a regression, they set no goal."""
+    """Bounds a little above today's figures, for both halves apart: they catch a regression, no more."""
     found = [c for c in compare(read()) if c.row.trusted]
     for fitted, median_memory, median_speed in ((True, 0.06, 0.12), (False, 0.10, 0.18)):
         half = [c for c in found if is_fitted(c.row.source) == fitted]

@@ -325,8 +325,7 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
         yield Advice(
             "uint8-not-sharded",
             "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
-            "every "
-            "rank; bf16 storage shards them",
+            "every rank; bf16 storage shards them",
         )
     if s.dtypes.pointwise > s.dtypes.compute:
         yield Advice(
@@ -338,23 +337,20 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
         yield Advice(
             "token-indices",
             "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the "
-            "new "
-            "rows (not under ZeRO-3)",
+            "new rows (not under ZeRO-3)",
         )
     if plan.strategy is Strategy.ZERO3 and not full:
         whole = 2 * s.sums.total
         yield Advice(
             "save-gathers-base",
             f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are "
-            f"wanted: "
-            f"exclude frozen parameters",
+            f"wanted: exclude frozen parameters",
         )
     if plan.unsharded_init and plan.strategy in SHARDS_WEIGHTS:
         yield Advice(
             "sharded-init",
             f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a "
-            f"node; "
-            f"zero.Init or cpu_ram_efficient_loading loads it once",
+            f"node; zero.Init or cpu_ram_efficient_loading loads it once",
         )
     if plan.strategy in ZERO_FAMILY and memory.device > 4 * max(1, memory.model_states.total):
         yield Advice(
@@ -362,6 +358,13 @@ def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"model states are {gigabytes(memory.model_states.total)} of {gigabytes(memory.device)}: "
             f"buckets, gathered "
             f"parameters, activations and context do not shrink with more GPUs",
+        )
+    stranded = memory.reserved - memory.allocated
+    if found.verdict is not Verdict.FITS and stranded > 0.03 * memory.capacity:
+        yield Advice(
+            "expandable-segments",
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator holds {gigabytes(stranded)} "
+            f"beyond the peak, part of which it can then reuse",
         )
     if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
         yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
@@ -378,8 +381,7 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
         yield Advice(
             "grouped-gemm",
             "use a grouped-GEMM expert kernel (transformers' grouped_mm, ScatterMoE, SonicMoE): Unsloth "
-            "reports "
-            "about 12x over a loop over experts (vendor's figure)",
+            "reports about 12x over a loop over experts (vendor's figure)",
         )
     frozen_gathers = s.lora is not None and plan.strategy in SHARDS_WEIGHTS and s.mesh.ep == 1
     if frozen_gathers and s.mesh.data_parallel > 1 and s.dtypes.quant is None:
@@ -399,8 +401,7 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             yield Advice(
                 "replicate-quantised",
                 f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated "
-                f"under DDP "
-                f"needs {gigabytes(other.device)} a GPU and gathers nothing",
+                f"under DDP needs {gigabytes(other.device)} a GPU and gathers nothing",
                 max(0, memory.device - other.device),
                 plan=quantised,
             )

@@ -99,8 +99,7 @@ def _pinned_shards(s: Setting, stage: Stage, per_trainable: float) -> float:
 
 def host_ram(s: Setting) -> int:
     """Peak bytes of host memory on one node. Loading copies and offloaded shards are there together: the
-    copies
-    are dropped only when training starts."""
+    copies are dropped only when training starts."""
     ranks = s.mesh.ranks_per_node
     offloaded = ranks * offloaded_bytes_per_rank(s, stages(s)[0])
     loading = loading_ranks(s) * load_bytes_per_rank(s)

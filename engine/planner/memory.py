@@ -185,7 +185,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     pools = g.pool + (grads - early if s.plan.strategy in FSDP_FAMILY else 0.0)
 
-    temporaries = acts.passing if s.plan.strategy in FIXED_SEGMENTS else 0.0
+    temporaries = acts.passing if s.plan.strategy in FIXED_SEGMENTS and not s.plan.compile else 0.0
 
     def phase(
         name: PhaseName,

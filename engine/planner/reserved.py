@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ftdash.engine.mesh import UNSHARDED
 from ftdash.engine.plan import Strategy
+from ftdash.engine.planner.numerics import FSDP_FAMILY
 from ftdash.engine.planner.result import Phase
 from ftdash.engine.planner.setting import Setting
 from ftdash.engine.planner.transients import WORKSPACE_BYTES
@@ -18,9 +19,9 @@ NCCL_GROUP_BYTES = 150 * MIB
 # 7 % below it. The others: fitted to single-GPU runs of torchtune, and to torchtitan's.
 SLACK = {Strategy.FSDP1: 1.07, Strategy.NONE: 1.05, Strategy.DDP: 1.05}
 DEFAULT_SLACK = 1.02
-# torchtitan's and ms-swift's launch scripts set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True. Without
-# it the blocks of a forward's temporaries are too small for the logits and stay beside them.
-FIXED_SEGMENTS = frozenset({Strategy.FSDP1, Strategy.NONE, Strategy.DDP})
+# Without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the blocks of an eager forward's temporaries are
+# too small for the logits and stay beside them. Megatron's and ms-swift's DeepSpeed launch scripts set it.
+FIXED_SEGMENTS = FSDP_FAMILY | UNSHARDED
 
 
 def context_bytes(s: Setting) -> int:

@@ -51,8 +51,8 @@ def peak_flops(s: Setting) -> float:
 
 
 # Share of the vendor's dense rate that large matrix products sustain under training's power draw, by
-# architecture:
-# fitted to published runs (MosaicML llm-foundry, torchtune, torchtitan), whose whole-step figures are lower.
+# architecture: fitted to published runs (MosaicML llm-foundry, torchtune, torchtitan), whose whole-step
+# figures are lower.
 MATMUL_EFFICIENCY = {"a": 0.76, "h": 0.60, "b": 0.56, "g": 0.56}
 MATMUL_EFFICIENCY_OTHER = 0.95  # workstation and older cards reach their lower rates more easily
 LOW_PRECISION_FACTOR = {Precision.FP8: 0.68, Precision.MXFP8: 0.72, Precision.NVFP4: 0.45}
@@ -107,8 +107,7 @@ def _dequantise_seconds(s: Setting) -> float:
 
 def _passes(s: Setting) -> float:
     """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it
-    trains,
-    2 more where a block is recomputed and half of that where every second product is kept."""
+    trains, 2 more where a block is recomputed and half of that where every second product is kept."""
     base = 6.0 if s.plan.method is Method.FULL else 4.0
     return (
         base
@@ -209,15 +208,13 @@ def _bound_by(compute: float, optimizer: float, by_kind: dict[str, float]) -> st
 
 
 # DeepSpeed's CPU Adam and PyTorch's on a dual-socket host: parameters a second and node (torchtune's 70B
-# run with
-# offloaded optimizer steps 3.4e9 a second).
+# run with offloaded optimizer steps 3.4e9 a second).
 CPU_ADAM_PARAMS_PER_S = 3e9
 
 
 def optimizer_seconds(s: Setting) -> float:
     """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload, and by PCIe for
-    paged
-    state that does not fit beside the weights."""
+    paged state that does not fit beside the weights."""
     share = s.trainable_params / s.mesh.tp / s.mesh.pp
     if s.plan.strategy in SHARDS_OPTIMIZER:
         share /= s.mesh.param_shard

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ftdash.engine.plan import PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.result import Prediction
+from tests.accuracy.misses import WHY
 from tests.accuracy.rows import Inexpressible, Row, is_fitted, plan_of
 
 GIB = 2**30
@@ -134,7 +135,7 @@ def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) 
     text.append("memory off by more than 20 %, or more than 10 % optimistic\n")
     text += [
         f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
-        f" ({c.memory_error:+.0%})\n"
+        f" ({c.memory_error:+.0%}): {WHY.get(c.row.id, 'not understood')}\n"
         for c in off
     ]
     if each_row:

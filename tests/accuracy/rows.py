@@ -52,8 +52,8 @@ def read(path: Path = MEASURED) -> list[Row]:
         ]
 
 
-# Half of the 39 sources that were there before any constant was fitted have a smaller SHA-256. The other half,
-# and every source added since, is only ever reported.
+# Half of the 39 sources that were there before any constant was fitted have a smaller SHA-256. The other
+# half, and every source added since, is only ever reported.
 FITTED_BELOW = "75"
 
 
