@@ -13,10 +13,12 @@ successive difference, which neither a constant offset nor a single spike moves)
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import NamedTuple
 
 from ftdash.monitor.state import RankState
 
@@ -31,8 +33,7 @@ MANY_RANKS = 64
 PENDING_STEPS = KEPT_STEPS  # steps that some ranks have not yet reported
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The parts of one step of one rank, in seconds; tokens are label tokens."""
 
     data_s: float
@@ -91,7 +92,7 @@ class StragglerDetector:
         self._phases = {phase: _Phase() for phase in PHASES}
         self._steps: deque[int] = deque(maxlen=KEPT_STEPS)
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
-        self._tokens: deque[list[int]] = deque(maxlen=KEPT_STEPS)
+        self._tokens: deque[Sequence[int]] = deque(maxlen=KEPT_STEPS)
         self._since: dict[tuple[int, str], int] = {}
         self._seen: dict[tuple[int, str], int] = {}  # the step at which each was found last
         self._first_step = -1
@@ -152,27 +153,27 @@ class StragglerDetector:
         self._judged_step = step
         if len(times) < 2:
             return
-        step_s = median(entry.step_s for entry in times)
+        columns = list(zip(*times, strict=True))  # one tuple a field, in the order of StepTimes
+        step_s = median(columns[len(PHASES)])
         if step_s <= 0:
             return
         if not self._steps:
             self._first_step = step
         self._steps.append(step)
         self._step_s.append(step_s)
-        self._tokens.append([entry.tokens for entry in times])
+        self._tokens.append(columns[len(PHASES) + 1])
         small = 0.005 * step_s  # added to both sides: a phase that takes nothing has no ratio
         ended = [0.0] * len(times)
-        for name, phase in self._phases.items():
-            spent = [float(getattr(entry, f"{name}_s")) for entry in times]
-            ended = [end + part for end, part in zip(ended, spent, strict=True)]
+        for phase, spent in zip(self._phases.values(), columns, strict=False):
+            ended = list(map(operator.add, ended, spent))
             usual, usual_end = _medians_of_others(spent), _medians_of_others(ended)
             ratios = [math.log((a + small) / (b + small)) for a, b in zip(spent, usual, strict=True)]
             if phase.ratios:
                 before = phase.ratios[-1]
                 phase.moved.append(median(abs(a - b) for a, b in zip(ratios, before, strict=True)))
             phase.ratios.append(ratios)
-            phase.excess.append([a - b for a, b in zip(spent, usual, strict=True)])
-            phase.late.append([a - b for a, b in zip(ended, usual_end, strict=True)])
+            phase.excess.append(list(map(operator.sub, spent, usual)))
+            phase.late.append(list(map(operator.sub, ended, usual_end)))
         self._found = tuple(self._stragglers(step))
 
     def _stragglers(self, step: int) -> Iterable[Straggler]:
