@@ -6,8 +6,8 @@ import argparse
 import sys
 import time
 
+from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.liveness import FINAL
-from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import Manifest, RunDir, RunError, list_runs
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.commands.launch import whole_number
@@ -58,7 +58,7 @@ def state_of(run: RunDir, manifest: Manifest) -> RunPhase:
     """The run's state; only one that has not ended needs a closer look."""
     if (stored := RunPhase(manifest.state)) in FINAL:
         return stored
-    reader = RunReader(run)
+    reader = reader_for(run)
     try:
         return reader.poll().state
     finally:
