@@ -128,7 +128,7 @@ class MonitorPane(Pane):
             self.query_one(NodeGrid),
         )
         wanted = len(state.ranks) + 3
-        layers = len(state.experts) + 2 if state.experts else 0
+        layers = self.query_one(ExpertHeatmap).lines_for(state.experts) + 2 if state.experts else 0
         gpu_lines = self.query_one(GpuStrip).lines_for(state.gpus, self.size.width) + 2 if state.gpus else 0
         heights = (room, wanted if not many else 0, layers, gpu_lines)
         if heights == self._heights or not room:

@@ -20,6 +20,7 @@ from ftdash.tui.widgets.lines import Line, LineWidget, Part
 
 DEAD = 0.02  # below this share of the ideal load an expert counts as dead
 HOT = 3.0
+WIDEST = 4  # columns of a cell where there is room
 STEPS = (0.25, 0.6, 0.9, 1.15, 1.6, 2.2, HOT)  # upper edges of the shades; above the last one: hot
 
 
@@ -135,6 +136,11 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         self._pooled: tuple[int, int, list[list[float]]] = (0, 0, [])  # layers a line, experts a cell, ratios
         self.border_title = "Experts: load over ideal"
 
+    def lines_for(self, layers: Sequence[ExpertLayer]) -> int:
+        """Lines that the whole map would like: two a layer where its figures fit below."""
+        wide = max((len(layer.counts) for layer in layers), default=1) * WIDEST <= self.size.width - 4
+        return len(layers) * (2 if wide else 1)
+
     def show(self, layers: tuple[ExpertLayer, ...], aux_loss: float | None = None) -> None:
         if layers is self.loads and aux_loss == self.aux_loss:
             return
@@ -194,7 +200,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
                 )
                 for row in rows
             ]
-        stretch = max(1, min(4, field // experts)) if experts * 2 <= field else 1
+        stretch = max(1, min(WIDEST, field // experts)) if experts * 2 <= field else 1
         layers_a_line = max(1, -(-len(self.loads) // max(1, height)))
         lines = []
         for index, values in enumerate(self._pool(layers_a_line, max(1, -(-experts // field)))):
@@ -202,6 +208,9 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             here = first <= self.row < first + layers_a_line
             focus = self._focus(self.row, self.column * len(values) // experts) if here else -1
             lines.append(self._map_line(first, gutter, values, stretch, focus))
+            if stretch == WIDEST and height >= 2 * len(self.loads):
+                figures = "".join(fmt.fit(f"{ratio:.1f}", stretch) for ratio in values)
+                lines.append(((" " * gutter + figures, theme.DIM),))
         return lines
 
     def _pool(self, layers_a_line: int, experts_a_cell: int) -> list[list[float]]:

@@ -45,7 +45,8 @@ def speed_bars(prediction: Prediction, gpu: Gpu | None) -> list[SpeedBar]:
     ):
         on_pcie = inside / gpu.pcie_bytes_per_s
         exposed = max(0.0, on_pcie - prediction.time.compute_s)
-        bars.append(SpeedBar("if on PCIe", on_pcie, f"+{fmt.seconds(exposed)} exposed ~", theme.WARN))
+        note = f"+{fmt.seconds(exposed)} exposed ~" if exposed > 0 else "hidden ~"
+        bars.append(SpeedBar("if on PCIe", on_pcie, note, theme.WARN))
     return bars
 
 

@@ -153,8 +153,8 @@ class StackedBar(LineWidget):
             worst = phase.name is prediction.memory.peak_phase
             name, value = PHASE_WORDS[phase.name], fmt.gb(phase.total)
             level = theme.GLYPHS.levels[max(1, min(8, round(phase.total / capacity * 8)))]
-            length = len(name) + len(value) + 4
-            if used + length > width + 1 and lines[-1]:
+            length = len(name) + len(value) + 5
+            if used + length - 2 > width and lines[-1]:
                 lines.append([])
                 used = 0
             lines[-1] += [
