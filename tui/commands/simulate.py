@@ -10,7 +10,9 @@ from ftdash.engine.model.load import ModelError
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 
-GIB = 2**30
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:9.2f} GiB" if count >= 2**27 else f"{count / 2**20:9.2f} MiB"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +48,11 @@ def run(args: argparse.Namespace) -> int:
     from ftdash.engine.planner import evaluate
 
     predicted = evaluate(plan).memory.allocated
-    lines = [f"{'allocated':<16} {found.allocated / GIB:9.2f} GiB   peak: {found.peak_part}"]
+    lines = [f"{'allocated':<16} {_size(found.allocated)}   peak: {found.peak_part}"]
     for name, size in sorted(found.breakdown.items(), key=lambda item: -item[1]):
-        lines.append(f"  {name:<14} {size / GIB:9.2f} GiB")
+        lines.append(f"  {name:<14} {_size(size)}")
     off = f"{predicted / found.allocated - 1:+.1%} against the simulation"
-    lines.append(f"{'closed form':<16} {predicted / GIB:9.2f} GiB   {off}")
+    lines.append(f"{'closed form':<16} {_size(predicted)}   {off}")
     depths = " and ".join(str(layers) for layers in found.simulated_layers)
     lines.append(
         f"{found.seconds:.0f} s, {depths} layers run; no CUDA context, NCCL buffers or fragmentation"
