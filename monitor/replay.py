@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ftdash.monitor.alerts import find_alerts
-from ftdash.monitor.export import rank_files
+from ftdash.monitor.export import MAX_LINE_BYTES, rank_files
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.records import RankSample, Record, Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RunDir
@@ -152,7 +152,7 @@ def _records(path: Path, place: int) -> Iterator[tuple[float, int, Record]]:
         offset += len(piece)
         data = rest + piece
         cut = data.rfind(b"\n") + 1
-        rest = data[cut:]
+        rest = data[cut:] if len(data) - cut <= MAX_LINE_BYTES else b""
         for record in decode_lines(decoder, data[:cut])[0]:
             newest = max(newest, record.t)
             yield newest, place, record

@@ -142,6 +142,17 @@ def test_a_run_without_records_or_manifest_is_no_crash(ftdash_home):
         Replay(RunDir(ftdash_home / "nothing"))
 
 
+def test_a_line_without_an_end_is_skipped_in_bounded_memory(run):
+    good = run.rank_file(0).read_bytes()
+    with run.rank_file(0).open("wb") as handle:
+        for _ in range(20):
+            handle.write(b"x" * (1 << 20))
+        handle.write(b"\n" + good)
+    assert Replay(run).seek(START_T + 80).ranks[0].step == 80
+    out = io.StringIO()
+    assert write_csv(run, out).rows == 8 * 80
+
+
 def test_garbage_and_a_clock_that_goes_back_are_survived(run):
     with run.rank_file(0).open("ab") as handle:
         handle.write(b"\xff\xfe\n")
