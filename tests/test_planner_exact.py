@@ -200,23 +200,16 @@ def test_pinned_host_memory_rounds_up_to_powers_of_two(gib: float, taken: float)
 
 
 def test_modules_to_save_are_full_copies() -> None:
+    """A public report: 168,509,440 of 436,607,616 parameters, 38.5952 % (huggingface/peft#2898)."""
     found = plan(
         model="gemma-3-270m",
         gpus=1,
         strategy="none",
         method="lora",
-        lora_rank=8,
+        lora_rank=16,
         lora_targets=["q_proj", "v_proj"],
         modules_to_save=["embed_tokens"],
-    )
-    assert (
-        found.model.trainable_params - 167_772_160
-        == plan(
-            model="gemma-3-270m",
-            gpus=1,
-            strategy="none",
-            method="lora",
-            lora_rank=8,
-            lora_targets=["q_proj", "v_proj"],
-        ).model.trainable_params
-    )
+    ).model
+    assert found.trainable_params == 168_509_440
+    share = found.trainable_params / (found.total_params + found.trainable_params)
+    assert round(100 * share, 4) == 38.5952

@@ -151,7 +151,7 @@ def _hybrid(plan: Plan) -> list[tuple[str, Plan]]:
 
 def _compare_row(table: Table, title: str, plan: Plan) -> None:
     try:
-        found = evaluate(plan)
+        found = evaluate(plan, advice=False)
     except PlanError as error:
         table.add_row(title, "", "", "", Text(str(error)), "", "", "")
         return

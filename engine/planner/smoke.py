@@ -38,10 +38,10 @@ def _zero() -> list[Check]:
     sizes = {Strategy.DDP: 120.0, Strategy.ZERO1: 31.40625, Strategy.ZERO2: 16.640625, Strategy.ZERO3: 1.875}
     found = []
     for stage, (strategy, want) in enumerate(sizes.items()):
-        got = evaluate(Plan(params=7.5e9, gpus=64, strategy=strategy)).memory.model_states.total / GB
+        got = evaluate(Plan(params=7.5e9, gpus=64, strategy=strategy), advice=False).memory.model_states.total / GB
         found.append(Check(f"ZeRO-{stage} model states, 7.5e9 parameters on 64 GPUs, GB", got, want))
-    hybrid = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.HSDP)).memory.model_states.total / GB
-    whole = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.FSDP)).memory.model_states.total / GB
+    hybrid = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.HSDP), advice=False).memory.model_states.total / GB
+    whole = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.FSDP), advice=False).memory.model_states.total / GB
     found.append(Check("fully sharded model states, 8e9 on 16 GPUs, GB", whole, 8.0))
     found.append(Check("HSDP in groups of 8, the same model, GB", hybrid, 16.0))
     return found
