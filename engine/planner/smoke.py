@@ -10,6 +10,7 @@ from ftdash.engine.plan import ExpertLora, Plan, Strategy
 from ftdash.engine.planner import evaluate
 from ftdash.engine.planner.estimators import deepspeed_zero3
 from ftdash.engine.planner.host import next_pow2
+from ftdash.engine.planner.result import Prediction
 from ftdash.engine.planner.time import model_flops
 
 GB = 1e9
@@ -29,6 +30,10 @@ class Check:
         return abs(self.got - self.want) <= self.tolerance
 
 
+def _planned(plan: Plan) -> Prediction:
+    return evaluate(plan, advice=False)
+
+
 def checks() -> tuple[Check, ...]:
     """Every check, computed by the planner as it is."""
     return (*_zero(), *_traffic(), *_moe(), *_rest())
@@ -38,10 +43,10 @@ def _zero() -> list[Check]:
     sizes = {Strategy.DDP: 120.0, Strategy.ZERO1: 31.40625, Strategy.ZERO2: 16.640625, Strategy.ZERO3: 1.875}
     found = []
     for stage, (strategy, want) in enumerate(sizes.items()):
-        got = evaluate(Plan(params=7.5e9, gpus=64, strategy=strategy), advice=False).memory.model_states.total / GB
+        got = _planned(Plan(params=7.5e9, gpus=64, strategy=strategy)).memory.model_states.total / GB
         found.append(Check(f"ZeRO-{stage} model states, 7.5e9 parameters on 64 GPUs, GB", got, want))
-    hybrid = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.HSDP), advice=False).memory.model_states.total / GB
-    whole = evaluate(Plan(params=8e9, gpus=16, strategy=Strategy.FSDP), advice=False).memory.model_states.total / GB
+    hybrid = _planned(Plan(params=8e9, gpus=16, strategy=Strategy.HSDP)).memory.model_states.total / GB
+    whole = _planned(Plan(params=8e9, gpus=16, strategy=Strategy.FSDP)).memory.model_states.total / GB
     found.append(Check("fully sharded model states, 8e9 on 16 GPUs, GB", whole, 8.0))
     found.append(Check("HSDP in groups of 8, the same model, GB", hybrid, 16.0))
     return found
@@ -50,7 +55,7 @@ def _zero() -> list[Check]:
 def _traffic() -> list[Check]:
     def sent(strategy: Strategy) -> float:
         plan = Plan(params=8e9, gpus=8, strategy=strategy, reduce_dtype="bf16")
-        return evaluate(plan).traffic.step_bytes / GB
+        return _planned(plan).traffic.step_bytes / GB
 
     return [
         Check("DDP all-reduce of 8e9 bf16 gradients over 8 ranks, GB a rank", sent(Strategy.DDP), 28.0),
@@ -75,7 +80,7 @@ def _moe() -> list[Check]:
 
 
 def _rest() -> list[Check]:
-    piped = evaluate(Plan(model="llama-3.1-8b", gpus=4, pp=4, micro_batches=16, strategy=Strategy.MEGATRON))
+    piped = _planned(Plan(model="llama-3.1-8b", gpus=4, pp=4, micro_batches=16, strategy=Strategy.MEGATRON))
     both = deepspeed_zero3(6805e6, 131e6, 4, offload_optimizer=True, offload_params=True)
     none = deepspeed_zero3(6805e6, 131e6, 4, offload_optimizer=False)
     return [

@@ -27,7 +27,7 @@ def table(plan: Plan, evaluate: Callable[[Plan], Prediction]) -> dict[tuple[Chec
             if strategy is not Strategy.HSDP and plan.strategy is Strategy.HSDP:
                 neighbour = replace(neighbour, replicate=None)
             try:
-                prediction = evaluate(neighbour, advice=False)
+                prediction = evaluate(neighbour)
                 cells[checkpointing, strategy] = (prediction.verdict, prediction.memory.device)
             except PlanError:
                 cells[checkpointing, strategy] = None
