@@ -1,4 +1,4 @@
-"""Takes the evidence of a run in a thread, twice, and hands over the verdict after each sample."""
+"""Takes the evidence of a run in a thread, and hands over a quick verdict and then a confirmed one."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from textual.message import Message
 from ftdash.monitor.control import request_dump
 from ftdash.monitor.diagnosis import diagnose
 from ftdash.monitor.diagnosis.model import Diagnosis, RankEvidence, Sample, decode_rank
+from ftdash.monitor.diagnosis.rundata import sample_run
 from ftdash.monitor.rundir import RunDir, RunError
 
-QUICK_S = 0.6  # between the first look and the second, which gives the quick verdict
-CONFIRM_S = 4.4  # from there to the third, which confirms it
 PATIENCE_S = 6.0
 LOOK_EVERY_S = 0.1
 LARGEST_DUMP = 32_000_000  # bytes; a stack file beyond this is not one
 
 
 class Examined(Message):
-    """A verdict on one or two samples; `trouble` is one line when there is none."""
+    """A verdict, quick or confirmed; `trouble` is one line when there is none."""
 
     def __init__(
         self,
@@ -61,23 +60,25 @@ class Examination:
     def _examine(self) -> None:
         samples: list[Sample] = []
         try:
-            for pause_s in (0.0, QUICK_S, CONFIRM_S):
-                if self._ended.wait(pause_s):
-                    return
-                samples.append(take_sample(self._run, self._world, native=self._native, ended=self._ended))
-                if len(samples) == 1 and samples[0].ranks and not self._native:
-                    continue  # one look cannot tell waiting from working
-                taken = samples[-1].ranks
-                final = pause_s == CONFIRM_S or not taken or self._native
-                seen = [samples[0], samples[-1]] if len(samples) > 1 else samples
-                self._tell(Examined(diagnose(seen), taken, len(seen), confirmed=final))
-                if final:
-                    return
+            if self._native:
+                samples = [take_sample(self._run, self._world, native=True, ended=self._ended)]
+                self._tell(self._judged(samples))
+                return
+            samples = sample_run(self._run, quick=True)
+            final = len(samples) < 2  # a dead run does not change any more
+            self._tell(self._judged(samples, confirmed=final))
+            if not final and not self._ended.is_set():
+                samples = sample_run(self._run)
+                self._tell(self._judged(samples))
         except (RunError, OSError) as error:
             self._tell(Examined(None, trouble=" ".join(str(error).split())))
         except Exception as error:  # a fault in judging is a line on the screen, the stacks stay readable
             evidence = samples[-1].ranks if samples else ()
             self._tell(Examined(None, evidence, trouble=f"no verdict: {type(error).__name__}: {error}"))
+
+    @staticmethod
+    def _judged(samples: list[Sample], *, confirmed: bool = True) -> Examined:
+        return Examined(diagnose(samples), samples[-1].ranks, len(samples), confirmed=confirmed)
 
     def _tell(self, message: Examined) -> None:
         if not self._ended.is_set():

@@ -24,6 +24,7 @@ from ftdash.monitor.diagnosis.model import (
     Thread,
     encode_rank,
 )
+from ftdash.monitor.records import Meta, encode_line
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.panes.diagnose import DiagnosePane
@@ -88,7 +89,19 @@ def agent(run: RunDir, stacks: dict[int, list[Frame]]) -> Iterator[None]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    return RunDir.create(Manifest(run="r1", name="r1", world_size=4, state="running"), tmp_path / "runs")
+    made = RunDir.create(Manifest(run="r1", name="r1", world_size=4, state="running"), tmp_path / "runs")
+    for rank in range(4):
+        meta = Meta(
+            t=time.time(),
+            rank=rank,
+            local_rank=0,
+            world_size=4,
+            host=f"host-{rank}",
+            pid=4000 + rank,
+            device="cpu",
+        )
+        made.rank_file(rank).write_bytes(encode_line(meta))
+    return made
 
 
 async def test_the_rank_in_the_reward_call_is_named_and_its_stack_shown(tmp_path: Path, run: RunDir) -> None:
@@ -137,7 +150,7 @@ async def test_the_report_is_markdown_and_holds_no_bare_text_of_the_job(tmp_path
             await pilot.press("enter")
             await until(pilot, path.exists)
             text = path.read_text()
-            assert "rank 1 on `host-1`" in text
+            assert "| 1 | host-1 | 4001 |" in text
             assert "score_completions" in text
 
 
@@ -210,3 +223,22 @@ async def test_a_started_run_is_watched_and_its_log_shown(
         assert seen[0].plan is not None
         assert seen[0].plan.model == "tiny-moe"
         assert seen[0].runs == tmp_path / "runs"
+
+
+async def test_a_dead_run_is_diagnosed_from_what_it_left(tmp_path: Path) -> None:
+    dead = Manifest(run="r2", name="r2", world_size=2, state="failed", reason="rank 1 exited with 1")
+    run = RunDir.create(dead, tmp_path / "runs")
+    (run.logs / "launcher.log").write_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "/home/me/train.py", line 12, in main\n'
+        "[rank1]:     loss = score(batch)\n"
+        "[rank1]: KeyError: 'reward'\n"
+    )
+    state = replace(screens.run_state(2), run="r2", state=RunPhase.FAILED)
+    async with cockpit(tmp_path, pane="diagnose", state=state, run=run) as (app, pilot):
+        await pilot.press("d")
+        pane = app.query_one(DiagnosePane)
+        await until(pilot, lambda: pane.diagnosis is not None)
+        assert pane.diagnosis is not None
+        assert [culprit.rank for culprit in pane.diagnosis.verdict.culprits] == [1]
+        assert "KeyError" in screen_text(app)

@@ -13,6 +13,7 @@ from textual.containers import Container
 from textual.widget import Widget
 
 from ftdash.monitor.diagnosis.model import Diagnosis, Group, RankEvidence
+from ftdash.monitor.diagnosis.report import as_markdown
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import launching, theme
@@ -24,7 +25,7 @@ from ftdash.tui.widgets.groups import GroupTable
 from ftdash.tui.widgets.lines import Line, LineWidget
 from ftdash.tui.widgets.overview import PHASE_LOOK
 from ftdash.tui.widgets.stack import StackView
-from ftdash.tui.widgets.verdict import VerdictPanel, report
+from ftdash.tui.widgets.verdict import VerdictPanel
 
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
 
@@ -189,7 +190,8 @@ class DiagnosePane(Pane):
             self.cockpit.notice("nothing to report yet: d takes the stacks")
             return
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        text = report(self.diagnosis, self.run_state.run, self.run_state.step, when)
+        head = f"`{self.run_state.run}` at step {self.run_state.step:,}, {when}"
+        text = f"{head}\n\n{as_markdown(self.diagnosis)}"
         self.app.copy_to_clipboard(text)
 
         def save(name: str) -> None:
