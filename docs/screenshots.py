@@ -30,6 +30,7 @@ FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
 def self_contained(svg: str) -> str:
     """The SVG without web fonts, and with blanks at the beginning of a text as a shift of its place:
     renderers differ in whether they draw them."""
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S)
     svg = re.sub(r"font-family: Fira Code, ?monospace;?", f"font-family: {FONTS};", svg)
     svg = svg.replace("font-family: arial;", f"font-family: {FONTS};")
