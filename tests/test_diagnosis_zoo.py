@@ -61,7 +61,7 @@ CASES = [
     hang("early_break", "collective-mismatch", 1),
     hang("uneven_batches", "phase-mismatch", 2),
     hang("out_of_memory_retried", "collective-mismatch", 1),
-    hang("reward_gathers", "collective-mismatch", 0),
+    hang("reward_gathers", "collective-mismatch phase-mismatch", 0),
     hang("async_receive", "collective-mismatch", 1),
     hang("store_key_never_set", "store", 1),
     hang("stopped", "stopped-rank", 1, quick=True),

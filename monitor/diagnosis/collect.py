@@ -32,7 +32,7 @@ from ftdash.monitor.hostname import node_name
 
 MAX_CHILDREN = 32
 MAX_DUMP_BYTES = 32 << 20
-_NONBLOCKING_TRIES = 3
+_NONBLOCKING_TRIES = 6
 _STOPPED = "T"
 
 
@@ -127,6 +127,7 @@ def bare_evidence(pid: int) -> ProcessEvidence:
         pid=pid,
         host=node_name(),
         t=time.time(),
+        started=procfs.start_time(pid),
         ppid=procfs.parent_pid(pid),
         uid=procfs.uid_of(pid),
         rank=_optional_int(environ, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"),

@@ -155,7 +155,7 @@ def _library_wait(frame: Frame, outer: Sequence[Frame]) -> tuple[Wait, str]:
         return Wait.LOADER, ""
     if name in knowledge.IMPLICIT_COLLECTIVES:
         return Wait.IMPLICIT, knowledge.IMPLICIT_COLLECTIVES[name]
-    if knowledge.COMM_FILE.search(frame.file):
+    if knowledge.COMM_FILE.search(frame.file) and name != "<module>":
         for caller in outer[:8]:
             if op := collective_of(caller) or knowledge.IMPLICIT_COLLECTIVES.get(caller.short, ""):
                 return Wait.IMPLICIT, op

@@ -69,4 +69,3 @@ class Kind(StrEnum):
 
 # Kinds that name nobody.
 NO_CULPRIT = frozenset({Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.NO_EVIDENCE})
-HANG_KINDS = frozenset(list(Kind)[: list(Kind).index(Kind.SLOW)])

@@ -243,7 +243,6 @@ LOADER_FUNCTIONS = frozenset(
 LOADER_FILE = re.compile(
     r"torch/utils/data/|(?:^|/)dataloader\.py$|data_loader\.py$|accelerate/data_loader|datasets/"
 )
-LOADER_WORKER_FUNCTIONS = frozenset({"_worker_loop"})
 
 TEARDOWN_FUNCTIONS = frozenset(
     {
@@ -403,7 +402,6 @@ OWN_WORD_PHASES: dict[str, Phase] = {word: phase for phase, words in _OWN_WORDS 
 # Library areas that tell what a thread is busy with when no collective is in sight.
 COMPILE_FILE = re.compile(r"torch/_(?:inductor|dynamo|functorch)/|torch/utils/cpp_extension|(?:^|/)triton/")
 SAVE_FILE = re.compile(r"torch/serialization|torch/distributed/checkpoint/|safetensors/")
-IMPORT_FILE = re.compile(r"importlib")
 
 SITE_FILE = re.compile(r"(?:site|dist)-packages/")
 _STDLIB_DIR = re.compile(r"/lib(?:64)?/python3(?:\.\d+)?t?/|/lib/pypy3|\.zip/|[\\/]Lib[\\/]")

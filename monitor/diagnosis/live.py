@@ -59,7 +59,7 @@ def _needs_native(evidence: RankEvidence) -> bool:
         return False
     if frames.origin(reading.telling) is not Origin.OWN:
         return False
-    text = source.line_text(reading.own)
+    text = source.line_text(reading.own, evidence.process.started if evidence.process else 0.0)
     return not (source.says_collective(text) or source.says_store(text))
 
 
@@ -104,11 +104,11 @@ def sample_processes(
     if not trainers:
         return [Sample(t=time.time(), launchers=tuple(_launchers_below(pids)))]
     started = time.monotonic()
-    first = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
+    first = take_sample(trainers, beats=beats, timeout_s=2.0 if quick else 3.0)
     if interval_s is None:
         interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
     time.sleep(max(0.0, started + interval_s - time.monotonic()))
-    second = take_sample(trainers, beats=beats, timeout_s=1.2 if quick else 3.0)
+    second = take_sample(trainers, beats=beats, timeout_s=2.0 if quick else 3.0)
     return [first, second if quick else add_native(second)]
 
 

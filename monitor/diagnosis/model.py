@@ -86,6 +86,7 @@ class ProcessEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     pid: int
     host: str = ""
     t: float = 0.0
+    started: float = 0.0  # when the process began: source files changed later say nothing of it
     ppid: int = 0
     uid: int = -1
     rank: int | None = None

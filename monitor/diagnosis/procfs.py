@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from ftdash.monitor.diagnosis.model import ProcState
@@ -32,6 +33,13 @@ def _status(path: str) -> dict[str, str]:
 def state_letter(pid: int) -> str:
     fields = _stat_fields(pid)
     return fields[0] if fields else ""
+
+
+def start_time(pid: int) -> float:
+    """When the process began, UTC seconds; 0 when it is gone."""
+    fields = _stat_fields(pid)
+    boot = re.search(r"^btime (\d+)", text("/proc/stat"), re.M)
+    return int(boot[1]) + int(fields[19]) / _TICKS_PER_S if boot and len(fields) > 19 else 0.0
 
 
 def parent_pid(pid: int) -> int:

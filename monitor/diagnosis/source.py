@@ -33,6 +33,13 @@ def _lines(file: str) -> tuple[str, ...]:
         return ()
 
 
+def _changed_at(file: str) -> float:
+    try:
+        return Path(file).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 @lru_cache(maxsize=64)
 def _tree(file: str) -> ast.Module | None:
     try:
@@ -41,8 +48,9 @@ def _tree(file: str) -> ast.Module | None:
         return None
 
 
-def line_text(frame: Frame | None) -> str:
-    if frame is None or frame.line <= 0:
+def line_text(frame: Frame | None, started: float = 0.0) -> str:
+    """The line, "" when it cannot be read or its file is newer than the process that `started` then."""
+    if frame is None or frame.line <= 0 or (started and _changed_at(frame.file) > started + 1.0):
         return ""
     lines = _lines(frame.file)
     return lines[frame.line - 1].strip() if frame.line <= len(lines) else ""

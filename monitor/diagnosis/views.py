@@ -187,7 +187,8 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
             and not evidence.threads
         ):
             reading = before
-        text = source.line_text(reading.own)
+        started = evidence.process.started if evidence.process else 0.0
+        text = source.line_text(reading.own, started)
         wait = _corrected(reading, text, evidence)
         context = reading.context
         if common and context:
