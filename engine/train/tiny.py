@@ -20,6 +20,7 @@ from ftdash.engine.train.options import TrainError
 from ftdash.monitor.rundir import home
 
 WEIGHTS_SEED = 1234
+EMBEDDING_STD = 0.5
 TINY_MODELS = ("tiny-qwen3", "tiny-moe")
 PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
 
@@ -49,7 +50,7 @@ def tiny_folder(name: str) -> Path:
     """
     config = _read_config(name)
     key = hashlib.sha256()
-    for part in (config, CHAT_TEMPLATE.encode(), data.shipped_path().read_bytes(), b"layout 2"):
+    for part in (config, CHAT_TEMPLATE.encode(), data.shipped_path().read_bytes(), b"layout 3"):
         key.update(hashlib.sha256(part).digest())
     folder = home() / "tiny" / f"{name}-{key.hexdigest()[:12]}"
     try:
@@ -115,6 +116,9 @@ def _build(config: dict[str, Any], folder: Path) -> None:
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**{**config, **tokens, "bos_token_id": None})
         )
+        # Larger than the usual 0.02: tokens then stay distinct in the residual stream of so small a model,
+        # and the routers of a fresh MoE spread them over the experts instead of sending all to two.
+        torch.nn.init.normal_(model.get_input_embeddings().weight, std=EMBEDDING_STD)
     # Not save_pretrained: inside a process group that writes on rank 0 only, and any rank may come first.
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

@@ -13,7 +13,7 @@ PHASES = ("data", "forward", "backward", "optimizer")
 
 
 def plain_step_us(steps: int = STEPS) -> float:
-    """Cost of four phases and one step record in microseconds: CPU time of the training thread, best of five."""
+    """CPU time of the training thread for four phases and one step record, in microseconds, best of five."""
     from ftdash.monitor.hook import Hook
 
     with tempfile.TemporaryDirectory() as folder:
