@@ -212,9 +212,9 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         )
 
     def larger(one: Phase, other: Phase) -> Phase:
-        chosen = one if one.total >= other.total else other
-        held = max(one.total + one.cached, other.total + other.cached)
-        return replace(chosen, cached=held - chosen.total)
+        chosen, rest = (one, other) if one.total >= other.total else (other, one)
+        held = rest.total + rest.cached - chosen.total
+        return replace(chosen, cached=held) if held > chosen.cached else chosen
 
     graph = b.always + b.casts
     forward_end = phase(

@@ -43,7 +43,8 @@ def allocated_bytes(s: Setting, peak: Phase) -> int:
 
 def reserved_bytes(s: Setting, phases: tuple[Phase, ...], allocated: int) -> int:
     """The caching allocator's slack over the peak."""
-    held = max(phase.total + phase.cached for phase in phases) + allocated - max(p.total for p in phases)
+    peak = max(phase.total for phase in phases)
+    held = max(phase.total + phase.cached for phase in phases) + allocated - peak
     return max(allocated, round(held * SLACK.get(s.plan.strategy, DEFAULT_SLACK)))
 
 
