@@ -26,6 +26,7 @@ from ftdash.tui.widgets.overview import Overview, on_gpu, promise
 from ftdash.tui.widgets.rank_table import RankTable
 
 MANY_RANKS = 64  # from here on the node grid comes first
+ROOM_FOR_CURVE = 9  # lines left over below table and map, where the loss gets a wide curve
 
 
 class MonitorPane(Pane):
@@ -58,6 +59,7 @@ class MonitorPane(Pane):
                 yield RankTable(id="ranks")
                 yield GpuStrip(id="gpus")
                 yield ExpertHeatmap(id="experts")
+                yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss-wide")
             with Container(id="monitor-side"):
                 yield BrailleChart("Tokens/s", fmt.rate, id="speed")
                 yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss")
@@ -107,9 +109,9 @@ class MonitorPane(Pane):
         self.query_one("#speed", BrailleChart).show(
             [point.tokens_per_s for point in points], plan=speed_plan, caption=words
         )
-        self.query_one("#loss", BrailleChart).show(
-            [point.loss for point in points], caption=fmt.loss(state.loss)
-        )
+        losses, last = [point.loss for point in points], fmt.loss(state.loss)
+        for chart in ("#loss", "#loss-wide"):
+            self.query_one(chart, BrailleChart).show(losses, caption=last)
         largest = max((rank.memory_used or 0 for rank in state.ranks), default=0)
         if largest:
             self._memory.append(float(largest))
@@ -146,7 +148,11 @@ class MonitorPane(Pane):
         gpus = min(gpu_lines, max(3, room // 4)) if gpu_lines else 0
         self.query_one(GpuStrip).styles.height = gpus
         left = room - gpus
-        if not layers:
+        roomy = wanted + layers + ROOM_FOR_CURVE <= left and not self.has_class("-narrow")
+        self.set_class(roomy, "-roomy")
+        if roomy:
+            table.styles.height, heat.styles.height = wanted, layers
+        elif not layers:
             table.styles.height = "1fr"
         elif wanted + layers <= left or wanted <= left // 2:
             table.styles.height = wanted
