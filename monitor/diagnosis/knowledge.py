@@ -401,6 +401,9 @@ OWN_WORD_PHASES: dict[str, Phase] = {word: phase for phase, words in _OWN_WORDS 
 
 # Library areas that tell what a thread is busy with when no collective is in sight.
 COMPILE_FILE = re.compile(r"torch/_(?:inductor|dynamo|functorch)/|torch/utils/cpp_extension|(?:^|/)triton/")
+ARITHMETIC_FILE = re.compile(
+    r"torch/(?:nn/(?:functional|modules)|optim/|_tensor)|transformers/(?:models|activations)/"
+)
 SAVE_FILE = re.compile(r"torch/serialization|torch/distributed/checkpoint/|safetensors/")
 
 SITE_FILE = re.compile(r"(?:site|dist)-packages/")

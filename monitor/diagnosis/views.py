@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftdash.monitor.diagnosis import frames, motion, source
+from ftdash.monitor.diagnosis import frames, knowledge, motion, source
 from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.knowledge import Phase
 from ftdash.monitor.diagnosis.model import (
@@ -197,7 +197,19 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
     return views
 
 
+_LONG_PHASES = frozenset({Phase.LOAD, Phase.EVAL, Phase.GENERATE, Phase.COMPILE, Phase.SAVE})
 _ARITHMETIC = frozenset({Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER})
+
+
+def _workers_work(view: View) -> bool:
+    """Whether the rank feeds on worker processes (datasets' map) of which one is at work."""
+    workers = [frames.read_threads(child.threads) for child in view.evidence.children]
+    working = any(reading.telling is not None and not idle_worker(reading) for reading in workers)
+    return working or "iflatmap_unordered" in view.reading.names
+
+
+def _in_arithmetic(reading: Reading) -> bool:
+    return reading.telling is not None and bool(knowledge.ARITHMETIC_FILE.search(reading.telling.file))
 
 
 def static_slow(view: View) -> Phase:
@@ -207,17 +219,14 @@ def static_slow(view: View) -> Phase:
         return Phase.COMPILE
     if view.wait is Wait.SAVE_IO or (reading.phase is Phase.SAVE and reading.blocked_by is None):
         return Phase.SAVE
-    workers = [frames.read_threads(child.threads) for child in view.evidence.children]
-    working = [item for item in workers if item.telling is not None and not idle_worker(item)]
-    if reading.phase is Phase.PREPROCESS and (
-        working or "iflatmap_unordered" in reading.names or view.active
-    ):
+    if "_find_and_load" in reading.names:
+        return Phase.INIT
+    in_library = reading.wait is Wait.LIBRARY and reading.blocked_by is None
+    if reading.phase is Phase.PREPROCESS and (_workers_work(view) or in_library or view.active):
         return Phase.PREPROCESS
-    if reading.phase in (Phase.LOAD, Phase.EVAL, Phase.GENERATE, Phase.COMPILE, Phase.SAVE) and (
-        view.active or (reading.wait is Wait.LIBRARY and reading.blocked_by is None)
-    ):
+    if reading.phase in _LONG_PHASES and (view.active or in_library):
         return reading.phase
     # In the model's own arithmetic: a faulthandler dump does not say active, and py-spy's idle is a guess.
-    if view.wait is Wait.LIBRARY and reading.blocked_by is None and reading.step in _ARITHMETIC:
+    if in_library and (reading.step in _ARITHMETIC or _in_arithmetic(reading)):
         return reading.step
     return Phase.UNKNOWN

@@ -476,6 +476,8 @@ ROWS = [
 
 
 def full_path(file: str) -> str:
+    if file.startswith("<"):
+        return file
     if file.startswith(("concurrent/", "multiprocessing/")) or file in _STDLIB_FILES:
         return STDLIB + file
     return (SITE if "/" in file else OWN) + file
