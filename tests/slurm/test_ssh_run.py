@@ -1,0 +1,159 @@
+"""The two-node run without a scheduler: two sshd, one a host, and the user's own ssh client."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.namespaces import Namespaces, allowed
+
+SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(not Path(SSHD).exists(), reason="sshd is not installed"),
+    pytest.mark.skipif(not allowed(), reason="no network namespaces for this user"),
+]
+HOSTS = ["alpha", "beta"]
+
+
+class Hosts:
+    """Two hosts with an sshd each; `env` finds an ssh that knows them by name."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.network = Namespaces(HOSTS, 1, socket.gethostname())
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.env = {**os.environ, "FTDASH_HOME": str(base / "home"), "OMP_NUM_THREADS": "1"}
+        self.env["PATH"] = f"{base}/bin:{self.env['PATH']}"
+
+    def start(self) -> None:
+        self.network.up()
+        Path("/run/sshd").mkdir(exist_ok=True)
+        for name in ("host_key", "user_key"):
+            subprocess.run(
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.base / name)], check=True
+            )
+        shutil.copy(self.base / "user_key.pub", self.base / "authorized")
+        (self.base / "authorized").chmod(0o600)
+        (self.base / "sshd_config").write_text(
+            f"Port 2222\nHostKey {self.base}/host_key\nAuthorizedKeysFile {self.base}/authorized\n"
+            "PasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
+        )
+        (self.base / "ssh_config").write_text(
+            f"Host *\n  Port 2222\n  IdentityFile {self.base}/user_key\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {self.base}/known\n  StrictHostKeyChecking accept-new\n"
+        )
+        (self.base / "bin").mkdir()
+        wrapper = self.base / "bin" / "ssh"
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {self.base}/ssh_config "$@"\n')
+        wrapper.chmod(0o755)
+        for name in HOSTS:
+            argv = self.network.inside(name, [SSHD, "-D", "-e", "-f", str(self.base / "sshd_config")])
+            with (self.base / f"sshd-{name}.log").open("wb") as log:
+                self.daemons.append(subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True))
+        for name in HOSTS:
+            self._wait_for(name)
+        (self.base / "hosts").write_text(
+            "".join(f"{name} slots=1 address={self.network.addresses[name]}\n" for name in HOSTS)
+        )
+
+    def _wait_for(self, name: str) -> None:
+        end = time.monotonic() + 20
+        while True:
+            try:
+                socket.create_connection((self.network.addresses[name], 2222), timeout=1).close()
+                return
+            except OSError:
+                assert time.monotonic() < end, (self.base / f"sshd-{name}.log").read_text()
+                time.sleep(0.1)
+
+    def stop(self) -> None:
+        for name in HOSTS:
+            command = [
+                "ssh",
+                "-O",
+                "exit",
+                "-o",
+                f"ControlPath={tempfile.gettempdir()}/ftdash-ssh-{os.getuid()}/%C",
+            ]
+            subprocess.run([*command, name], env=self.env, capture_output=True, check=False)
+        for daemon in self.daemons:
+            daemon.kill()
+            daemon.wait()
+        self.network.down()
+
+    def ftdash(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "ftdash.tui.cli", *words],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0 or not check, (
+            f"{words} exited {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+        return done
+
+    def status(self, run: str) -> dict:
+        return json.loads(self.ftdash("status", run, "--json").stdout)
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    with tempfile.TemporaryDirectory(prefix="ftdash-ssh-") as name:
+        hosts = Hosts(Path(name))
+        try:
+            hosts.start()
+            yield hosts
+        finally:
+            hosts.stop()
+
+
+LAUNCH = ["launch", "--model", "tiny-qwen3", "--gpus", "2", "--strategy", "ddp", "--seq-len", "128"]
+
+
+def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
+    where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "5000"]
+    started = json.loads(hosts.ftdash(*LAUNCH, *where, "--json").stdout)
+    run, folder = started["run"], Path(started["dir"])
+    end = time.monotonic() + 180
+    status = hosts.status(run)
+    while len(status["ranks"]) < 2 or min(rank["step"] for rank in status["ranks"]) < 3:
+        words = "\n".join(
+            path.read_text(errors="replace")[-1500:] for path in (folder / "logs").glob("*.log")
+        )
+        assert time.monotonic() < end, f"{status}\n{words}"
+        assert status["state"] != "failed", f"{status}\n{words}"
+        time.sleep(0.5)
+        status = hosts.status(run)
+    assert sorted(rank["host"] for rank in status["ranks"]) == HOSTS
+    hosts.ftdash("diagnose", run, "--quick", "--json")
+    assert sorted({path.name for path in folder.glob("stacks/*/rank-*.json")}) == [
+        "rank-0.json",
+        "rank-1.json",
+    ]
+    stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
+    assert stopped["state"] == "stopped"
+
+
+def test_a_host_that_is_not_there_is_one_line_with_its_name(hosts: Hosts, tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("alpha\nnowhere.invalid\n")
+    where = ["--backend", "ssh", "--hosts", str(file), "--device", "cpu", "--json"]
+    done = hosts.ftdash(*LAUNCH, *where, check=False)
+    assert done.returncode == 2
+    assert "nowhere.invalid" in done.stderr
+    assert done.stderr.count("\n") == 1
