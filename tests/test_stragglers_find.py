@@ -111,7 +111,7 @@ def test_waiting_for_data_is_named_as_such_and_the_one_that_waits_for_it_is_inno
     ("ranks", "noise"),
     [
         (2, 0.3),
-        (4, 0.05),
+        pytest.param(4, 0.05, marks=pytest.mark.slow),
         pytest.param(2, 0.05, marks=pytest.mark.slow),
         pytest.param(4, 0.15, marks=pytest.mark.slow),
         pytest.param(8, 0.05, marks=pytest.mark.slow),

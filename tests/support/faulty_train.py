@@ -61,7 +61,7 @@ def main() -> None:
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     hook = Hook.start(model=model, max_steps=STEPS, expert_every=1)
-    leaked = []
+    leaked: list[torch.Tensor | None] = []
     for step in range(1, STEPS + 1):
         at_fault = rank == 1 and step > BEGINS
         with hook.phase("data"):
@@ -85,8 +85,9 @@ def main() -> None:
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        if FAULT == "leak" and rank == 1:
-            leaked.append(torch.ones(2 << 20))  # 8 MiB that is touched and kept
+        if FAULT == "leak":
+            block = torch.ones(2 << 20)  # 8 MiB that both touch and one keeps
+            leaked.append(block if rank == 1 else None)
         shown = 2.0 / step + loss.item()
         hook.step(loss=shown, tokens=64, lr=0.01, grad_norm=float(norm))
     hook.close()
