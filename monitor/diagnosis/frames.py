@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from ftdash.monitor.diagnosis import knowledge
+from ftdash.monitor.diagnosis import knowledge, origins
 from ftdash.monitor.diagnosis.knowledge import Phase
 from ftdash.monitor.diagnosis.model import Frame, Thread
 
@@ -63,13 +63,13 @@ class Reading:
 
 @lru_cache(maxsize=65536)
 def origin(frame: Frame) -> Origin:
-    if knowledge.NATIVE_FILE.search(frame.file) or "::" in frame.name or frame.name.startswith("0x"):
+    if origins.NATIVE_FILE.search(frame.file) or "::" in frame.name or frame.name.startswith("0x"):
         return Origin.NATIVE
     if not frame.file:
         return Origin.UNKNOWN
-    if knowledge.is_stdlib(frame.file):
+    if origins.is_stdlib(frame.file):
         return Origin.STDLIB
-    if knowledge.is_library(frame.file):
+    if origins.is_library(frame.file):
         return Origin.LIBRARY
     return Origin.OWN
 

@@ -102,7 +102,7 @@ def read_dump_folder(folder: Path) -> dict[int, RankEvidence]:
 
 def _left_behind(run: RunDir, manifest: Manifest) -> Sample:
     """What a dead run left: logs, flight recorder dumps, exit codes."""
-    notices: list[str] = []
+    notices = [f"the run has ended: {manifest.state}"]
     dumps, flight_notices = read_flight(run.flight) if run.flight.is_dir() else ([], [])
     notices += flight_notices
     logs = read_logs(run.logs) if run.logs.is_dir() else LogEvidence()
