@@ -211,6 +211,17 @@ def test_frozen_moe_layers_are_gathered_whole_whatever_the_sequence() -> None:
     assert gathered(512) == gathered(8192) > 2 * layer
 
 
+def test_fsdp2_cannot_shard_eight_experts_over_thirty_two_ranks() -> None:
+    """The fullest rank holds one whole expert of each stack, and gathers are padded four times."""
+    fields = {"model": "mixtral-8x7b", "gpus": 32, "strategy": "fsdp"}
+    spread, flat = memory(**fields), memory(model="mixtral-8x7b", gpus=32, strategy="fsdp1")
+    experts = 32 * 8 * 3 * 4096 * 14_336
+    more = spread.model_states.total - flat.model_states.total
+    assert more == pytest.approx(16 * experts * (1 / 8 - 1 / 32), rel=0.001)
+    assert "experts-do-not-divide" in [one.code for one in plan(**fields).advice]
+    assert memory(ep=8, **fields).device < spread.device / 2
+
+
 def test_expert_adapters_copy_each_layers_expert_stack() -> None:
     """1.21 GB a layer in bf16 for Qwen3-30B-A3B: all 48 without checkpointing, one and its gradient with."""
     fields = {"model": "qwen3-30b-a3b", "gpus": 1, "strategy": "none", "method": "lora", "loss": "fused"}

@@ -377,6 +377,12 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             "moe-imbalance",
             f"the rank whose experts draw most tokens may need up to {gigabytes(memory.imbalance)} more",
         )
+    if s.expert_padding > 1:
+        yield Advice(
+            "experts-do-not-divide",
+            f"FSDP2 chunks expert stacks by expert: {s.mesh.expert_shard} ranks share fewer experts, so some "
+            f"hold whole ones and gathers are padded {s.expert_padding:.1f} times; use --ep, HSDP or ZeRO-3",
+        )
     if plan.strategy is not Strategy.MEGATRON:
         yield Advice(
             "grouped-gemm",

@@ -58,7 +58,7 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
     every parameter's shard for itself. Both go through the allocator that rounds up to powers of two.
     FSDP1 pins one flat shard a block. NVMe keeps only swap buffers in memory.
     """
-    d, plan, n, ne = s.dtypes, s.plan, s.mesh.param_shard, s.mesh.expert_shard
+    d, plan, n, ne = s.dtypes, s.plan, s.mesh.param_shard, s.expert_shard
     whole_stage = stage.whole
     trainable = whole_stage.trainable_dense / n + whole_stage.trainable_experts / ne
     if plan.offload is Offload.NONE:
@@ -83,7 +83,7 @@ def offloaded_bytes_per_rank(s: Setting, stage: Stage) -> float:
 
 def _pinned_shards(s: Setting, stage: Stage, per_trainable: float) -> float:
     """Pinned bytes of every parameter tensor's shard on one rank; the adapters of a block count as one."""
-    d, n, ne = s.dtypes, s.mesh.param_shard, s.mesh.expert_shard
+    d, n, ne = s.dtypes, s.mesh.param_shard, s.expert_shard
     total = float(next_pow2((stage.root.frozen_dense + stage.root.trainable * per_trainable) / n))
     for count, layer, unit in stage.blocks:
         weight = per_trainable if s.lora is None else d.quant if unit.packed_dense and d.quant else d.frozen

@@ -39,12 +39,12 @@ class States:
     optimizer: float
 
 
-def _over(s: Setting, sharded_by: frozenset[Strategy]) -> tuple[int, int]:
+def _over(s: Setting, sharded_by: frozenset[Strategy]) -> tuple[float, float]:
     """Over how many ranks dense parameters and experts are divided."""
-    return (s.mesh.param_shard, s.mesh.expert_shard) if s.plan.strategy in sharded_by else (1, 1)
+    return (s.mesh.param_shard, s.expert_shard) if s.plan.strategy in sharded_by else (1, 1)
 
 
-def _spread(whole: Unit, per_param: float, over: tuple[int, int]) -> float:
+def _spread(whole: Unit, per_param: float, over: tuple[float, float]) -> float:
     return per_param * (whole.trainable_dense / over[0] + whole.trainable_experts / over[1])
 
 

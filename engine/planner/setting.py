@@ -28,6 +28,8 @@ class Setting:
     tokens: int  # of one micro-step on one rank
     trainable_params: int
     micro_steps: int  # micro-batches of one optimizer step on one rank
+    expert_shard: float  # into how many parts the fullest rank's share of the experts is one
+    expert_padding: float  # gathered expert stacks over their own size; 1 where they divide evenly
 
 
 def setting_of(plan: Plan) -> Setting:
@@ -52,6 +54,7 @@ def setting_of(plan: Plan) -> Setting:
     mesh = Mesh.from_plan(plan)
     check_shape(mesh, plan, shape)
     _check_choices(plan, mesh)
+    expert_shard, expert_padding = _expert_shards(plan, mesh, shape)
     in_pipeline = mesh.pp > 1 and plan.micro_batches is not None
     return Setting(
         plan=plan,
@@ -64,7 +67,21 @@ def setting_of(plan: Plan) -> Setting:
         tokens=plan.micro_batch * plan.seq_len // mesh.cp,
         trainable_params=sums.total if lora is None else lora.total,
         micro_steps=plan.micro_batches if in_pipeline and plan.micro_batches else plan.grad_accum,
+        expert_shard=expert_shard,
+        expert_padding=expert_padding,
     )
+
+
+def _expert_shards(plan: Plan, mesh: Mesh, shape: ModelShape) -> tuple[float, float]:
+    """FSDP2 chunks a parameter along its first dimension, for a stack of experts that is the experts: with
+    more ranks than experts some ranks hold one whole expert and the others padding, which is gathered too."""
+    ranks = mesh.expert_shard
+    experts = max((group.layer.moe.experts for group in shape.groups if group.layer.moe), default=0)
+    if not experts or plan.strategy not in FSDP_FAMILY or plan.strategy is Strategy.FSDP1:
+        return float(ranks), 1.0
+    here = experts // mesh.ep
+    fullest = -(-here // ranks)
+    return here / fullest, ranks * fullest / here
 
 
 @lru_cache(maxsize=1024)

@@ -89,9 +89,11 @@ def _data_parallel(s: Setting, stage: Stage) -> list[Flow]:
     found = []
     if strategy in FSDP_FAMILY or strategy is Strategy.ZERO3:
         experts_gathered = stage.whole.gathered_experts
-        once = gather(stage.whole.gathered - experts_gathered, n) + gather(experts_gathered, ne)
+        once = gather(stage.whole.gathered - experts_gathered, n) + gather(
+            s.expert_padding * experts_gathered, ne
+        )
         times = 1 if strategy is Strategy.FSDP_NO_RESHARD else 2
-        reduced = gather(dense, n) + gather(experts, ne)
+        reduced = gather(dense, n) + gather(s.expert_padding * experts, ne)
         found.append(Flow("all_gather", link, times * once, 0.0, True, times * calls))
         found.append(Flow("reduce_scatter", link, reduced, 0.0, True, calls))
         dense, experts = dense / n, experts / ne
@@ -182,10 +184,10 @@ def _host(s: Setting, stage: Stage) -> list[Flow]:
     pcie = Link(f"pcie{s.gpu.pcie_generation}", s.gpu.pcie_bytes_per_s, 1e-5)
     n = s.mesh.param_shard
     whole = stage.whole
-    trainable = whole.trainable_dense / n + whole.trainable_experts / s.mesh.expert_shard
+    trainable = whole.trainable_dense / n + whole.trainable_experts / s.expert_shard
     found = []
     if plan.offload in (Offload.ALL, Offload.NVME):
-        frozen = whole.frozen_dense / n + whole.frozen_experts / s.mesh.expert_shard
+        frozen = whole.frozen_dense / n + whole.frozen_experts / s.expert_shard
         shard = trainable * d.param + frozen
         found.append(Flow("host_parameters", pcie, 2 * shard + trainable * d.grad, 0.0, True))
     elif plan.offload is Offload.OPTIMIZER:

@@ -45,7 +45,10 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     strategy = s.plan.strategy
     if strategy not in SHARDS_WEIGHTS:
         return Gathered()
-    root, block, whole = stage.root.gathered, stage.block.gathered, stage.whole.gathered
+    padding = s.expert_padding - 1
+    root = stage.root.gathered
+    block = stage.block.gathered + padding * stage.block.gathered_experts
+    whole = stage.whole.gathered + padding * stage.whole.gathered_experts
     if strategy is Strategy.ZERO3:
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
         return Gathered(live, live, live, live, root)
@@ -112,13 +115,14 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
+    padding = d.reduce * (s.expert_padding - 1) * stage.block.trainable_experts
     # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype: PyTorch's
     # pipelining stage syncs them with the last one only.
     waiting = d.reduce * stage.whole.trainable if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
         always=waiting,
         head_gradient=d.compute * head,
-        block_gradient=copies * block,
+        block_gradient=copies * block + padding,
         block_gradient_at_rest=d.grad * (block + root) / s.mesh.param_shard,
         root=copies * root - d.grad * root / s.mesh.param_shard if root else 0.0,
         step=_step_temporaries(s, stage, s.mesh.param_shard) if s.plan.offload is Offload.NONE else 0.0,
