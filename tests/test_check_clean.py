@@ -415,3 +415,14 @@ def test_a_deepspeed_file_that_is_not_there_is_a_warning(tmp_path):
     assert {finding.code: finding.severity for finding in check_files([path])} == {
         "file-not-found": Severity.WARNING
     }
+
+
+def test_a_deepspeed_file_that_is_broken_is_an_error_where_it_is_named(tmp_path):
+    path = tmp_path / "a.yaml"
+    section = {"deepspeed_config_file": "d.json"}
+    config = {"distributed_type": "DEEPSPEED", "num_processes": 2, "deepspeed_config": section}
+    path.write_text(yaml.safe_dump(config))
+    (tmp_path / "d.json").write_text("{")
+    (found,) = check_files([path])
+    assert (found.code, found.severity) == ("file-broken", Severity.ERROR)
+    assert "not JSON" in found.text

@@ -51,6 +51,7 @@ class Bundle:
         self.scripts: dict[Path, Script] = {}
         self.shells: dict[Path, Shell] = {}
         self.missing: list[tuple[str, str]] = []  # where, path
+        self.broken: list[tuple[str, str]] = []  # where, why
         for document in list(self.documents):
             self._parse(document)
         self._follow()
@@ -107,7 +108,9 @@ class Bundle:
                 try:
                     found = read_document(path)
                     self._parse(found)
-                except DocumentError:
+                except DocumentError as error:
+                    if required:
+                        self.broken.append((where, str(error)))
                     continue
                 self.documents.append(found)
                 queue.append(found)

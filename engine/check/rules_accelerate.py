@@ -140,6 +140,8 @@ def deepspeed_file_and_settings(bundle: Bundle) -> Iterator[Finding]:
                 f"{key} beside deepspeed_config_file ({named.where}): accelerate refuses both at once",
                 f"remove {key} here and set it in {named.value}",
             )
+    for where, reason in bundle.broken:
+        yield error("file-broken", where, reason, "mend the file")
     for where, reference in bundle.missing:
         yield warning(
             "file-not-found", where, f"{reference} was not found beside this file or here", "correct the path"
