@@ -37,6 +37,8 @@ def request(**choices: object) -> Request:
         ({"ep": 4}, "--ep 4"),
         ({"compile": True}, "--compile"),
         ({"activation_offload": True}, "--activation-offload"),
+        ({"modules_to_save": ("lm_head",)}, "--modules-to-save"),
+        ({"model": "qwen-7b"}, "transformers has no class for 'qwen'"),
         ({"strategy": Strategy.NONE}, "--strategy none runs on one GPU"),
         ({"strategy": Strategy.HSDP, "replicate": 3}, "--replicate 3 does not divide --gpus 8"),
     ],

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -71,9 +72,13 @@ def test_expert_adapters_are_trained_and_only_those_asked_for() -> None:
     assert scaled.trainable_params - alone.trainable_params == experts
 
 
-def test_a_failing_simulation_says_why() -> None:
+def test_a_model_that_fails_in_the_worker_says_why(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(
+        '{"model_type": "llama", "hidden_size": 60, "num_attention_heads": 8, "vocab_size": 100}'
+    )
     with pytest.raises(SimulationError, match="simulation failed"):
-        simulate(Plan(model="qwen-7b", gpus=2))
+        simulate(Plan(config=str(config), gpus=2))
 
 
 def test_the_command_prints_its_json_and_progress_apart() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from ftdash.engine.model import load
+from ftdash.engine.model.config import type_defaults
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import (
     Attention,
@@ -82,11 +83,15 @@ def request_of(plan: Plan) -> Request:
     """The simulation of a plan. Raises SimulationError for what fake tensors cannot show."""
     _refuse(plan)
     shape = load.resolve(plan)
+    config = load.hub_config(plan)
+    if not type_defaults(config["model_type"]).model_class:
+        unknown = config["model_type"]
+        raise SimulationError(f"{shape.name} cannot be simulated: transformers has no class for {unknown!r}")
     counts = EXTRAPOLATED if is_uniform(shape) and shape.layers > 8 else (shape.layers,)
     lora = plan.method is Method.LORA
     mixed = plan.precision is not Precision.BF16
     return Request(
-        config=load.hub_config(plan),
+        config=config,
         layer_counts=counts,
         world=plan.gpus,
         replicate=_replicas(plan),
@@ -139,6 +144,8 @@ def _refuse(plan: Plan) -> None:
     for field in ("compile", "activation_offload", "optimizer_in_backward"):
         if getattr(plan, field):
             raise SimulationError(f"--{field.replace('_', '-')} cannot be simulated")
+    if plan.modules_to_save:
+        raise SimulationError("--modules-to-save cannot be simulated")
     if plan.strategy is Strategy.NONE and plan.gpus != 1:
         raise SimulationError(f"--strategy none runs on one GPU, not --gpus {plan.gpus}")
     if plan.strategy is Strategy.NONE and plan.method is not Method.FULL:

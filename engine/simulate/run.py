@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ftdash.engine.model import load
+from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import Plan
 from ftdash.engine.simulate.request import Answer, Peak, Request, Run, SimulationError, request_of
 
@@ -47,7 +48,19 @@ def simulate(plan: Plan, on_progress: Callable[[str], None] | None = None) -> Si
             on_progress(answer.progress)
     if len(runs) != len(request.layer_counts):
         raise SimulationError("simulation ended without a result: killed, perhaps for lack of memory")
+    _same_model(runs, request, shape)
     return read_runs(runs, shape.layers, time.monotonic() - started)
+
+
+def _same_model(runs: list[Run], request: Request, shape: ModelShape) -> None:
+    """What was simulated must be what is planned: the class's own count against the shape's."""
+    built = _linear(runs[0].total_params, runs[-1].total_params, runs, shape.layers)
+    if request.lora_rank:
+        built -= _linear(runs[0].trainable_params, runs[-1].trainable_params, runs, shape.layers)
+    if not shape.unplaced and built != shape.total_params:
+        raise SimulationError(
+            f"simulation built {built:,} parameters where {shape.name} has {shape.total_params:,}"
+        )
 
 
 def read_runs(runs: list[Run], layers: int, seconds: float) -> Simulation:

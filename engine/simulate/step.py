@@ -20,6 +20,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+from ftdash.engine.model.config import SAME_CLASS
 from ftdash.engine.simulate.request import Peak, Request, Run
 
 DEVICE = torch.device("cpu")
@@ -113,7 +114,7 @@ def _build(request: Request, layers: int) -> nn.Module:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     keys = {key: value for key, value in request.config.items() if key not in ("source", "model_type")}
-    model_type = {"kimi_k2": "deepseek_v3"}.get(request.config["model_type"], request.config["model_type"])
+    model_type = SAME_CLASS.get(request.config["model_type"], request.config["model_type"])
     config = CONFIG_MAPPING[model_type](**keys, use_cache=False)
     config.get_text_config().num_hidden_layers = layers
     kinds = getattr(config.get_text_config(), "layer_types", None)

@@ -33,7 +33,7 @@ SETTINGS = (
     f"--model qwen3-30b-a3b --gpus 8 --seq-len 2048 {PLAIN}",
     f"--model qwen3-30b-a3b --gpus 8 --seq-len 4096 {LORA}",
     f"--model qwen3-30b-a3b --gpus 8 --seq-len 2048 {LORA} {PLAIN}",
-    "--model llama-3.2-1b --gpus 1 --seq-len 2048",
+    "--model llama-3.2-1b --gpus 1 --strategy fsdp --seq-len 2048",
     f"--model llama-3.2-1b --gpus 2 --seq-len 1024 {PLAIN}",
     "--model llama-3.1-70b --gpus 64 --seq-len 4096",
     "--model qwen3-8b --gpus 64 --seq-len 2048 --reduce-dtype fp32",
@@ -41,7 +41,7 @@ SETTINGS = (
     "--model qwen3-8b --gpus 8 --strategy fsdp-no-reshard --seq-len 2048",
     "--model qwen3-8b --gpus 8 --seq-len 16384",
     "--model qwen3-8b --gpus 8 --seq-len 16384 --loss fused",
-    "--model qwen3-8b --gpus 1 --seq-len 1024 --reduce-dtype fp32",
+    "--model qwen3-8b --gpus 1 --strategy fsdp --seq-len 1024 --reduce-dtype fp32",
     "--model llama-3.1-8b --gpus 8 --seq-len 8192 --reduce-dtype fp32",
     "--model llama-3.1-8b --gpus 8 --seq-len 2048 --micro-batch 4",
     f"--model llama-3.1-8b --gpus 2 --seq-len 8192 {LORA}",
@@ -53,7 +53,7 @@ SETTINGS = (
     f"--model qwen3-32b --gpus 8 --seq-len 4096 {LORA}",
     "--model qwen3-32b --gpus 32 --seq-len 2048 --reduce-dtype fp32",
     "--model qwen3-0.6b --gpus 4 --seq-len 4096",
-    f"--model qwen3-0.6b --gpus 1 --seq-len 8192 {LORA}",
+    f"--model qwen3-0.6b --gpus 1 --strategy fsdp --seq-len 8192 {LORA}",
     "--model mixtral-8x7b --gpus 32 --seq-len 4096",
     f"--model mixtral-8x7b --gpus 8 --seq-len 4096 {LORA}",
     f"--model mixtral-8x7b --gpus 64 --seq-len 1024 {PLAIN}",
@@ -104,7 +104,7 @@ def run() -> None:
         plan = plan_of(flags)
         request = request_of(plan)
         step.prepare_processes(request.world)
-        mesh = step.make_mesh(request)
+        mesh = step.make_mesh(request) if request.shards else None
         runs = [step.run_step(request, layers, mesh, lambda text: None) for layers in request.layer_counts]
         found = read_runs(runs, load.resolve(plan).layers, time.monotonic() - started)
         is_new = not STORED.exists()
