@@ -381,7 +381,8 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
         yield Advice(
             "experts-do-not-divide",
             f"FSDP2 chunks expert stacks by expert: {s.mesh.expert_shard} ranks share fewer experts, so some "
-            f"hold whole ones and gathers are padded {s.expert_padding:.1f} times; use HSDP in smaller groups, or ZeRO-3",
+            f"hold whole ones and gathers are padded {s.expert_padding:.1f} times; use HSDP in smaller "
+            f"groups, or ZeRO-3",
         )
     if plan.strategy is not Strategy.MEGATRON:
         yield Advice(
