@@ -70,7 +70,8 @@ SWITCHES = {
     "compile": "torch.compile on the blocks",
     "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
     "activation-offload": "move saved activations to the host",
-    "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient loading)",
+    "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
+    "loading)",
 }
 NAMES = {
     "lora-targets": "all-linear, attention, attention+mlp, or module names",
@@ -86,7 +87,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config", metavar="FILE", help="a Hugging Face config.json")
     group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
     group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
-    group.add_argument("--from", dest="from_file", metavar="FILE", help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML")
+    group.add_argument(
+        "--from", dest="from_file", metavar="FILE",
+        help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML",
+    )
     for name, (_, text) in COUNTS.items():
         group.add_argument(f"--{name}", metavar="N", help=text)
     for name, kind in CHOICES.items():
