@@ -13,7 +13,7 @@ from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
 
-QUICK_INTERVAL_S = 0.6
+QUICK_INTERVAL_S = 0.5
 CONFIRM_INTERVAL_S = 5.0
 _NATIVE_LIMIT = 2
 _NATIVE_TIMEOUT_S = 2.5
@@ -96,7 +96,7 @@ def sample_processes(
     interval_s: float | None = None,
     beats: Path | None = None,
 ) -> list[Sample]:
-    """Two samples of the job that `pids` belong to: 0.6 s apart for a quick verdict, 5 s for a confirmed one.
+    """Two samples of the job that `pids` belong to: 0.5 s apart for a quick verdict, 5 s for a confirmed one.
 
     Even the quick verdict looks twice: a single look cannot tell waiting from working.
     """
