@@ -98,6 +98,18 @@ def test_blame_passes_along_the_groups_to_the_front_of_the_wave():
     assert any("rank 1" in text for text in found.chain)
 
 
+def test_dumps_of_gloo_say_neither_members_nor_state():
+    dumps = []
+    for rank, value in made.missing(3, 1).items():
+        value["pg_config"] = {"": {"name": "", "desc": "", "ranks": "[]"}}
+        for item in value["entries"]:
+            item["profiling_name"] = item["profiling_name"].replace("nccl:", "gloo:")
+            item["state"] = "scheduled"
+        dumps.append(read_dump(value, rank))
+    found = align(dumps)
+    assert (found.fault, found.culprits) == (Fault.MISSING, {1})
+
+
 def test_two_calls_in_another_order_are_an_order_mismatch():
     def calls(rank, seq):
         pair = (made.GATHER, made.REDUCE) if rank == 1 else (made.REDUCE, made.GATHER)

@@ -63,7 +63,7 @@ def alive() -> None:
         for process in ranks:
             process.kill()
             process.wait()
-    print(f"  {LIVE_RANKS} live ranks of {THREADS} threads: dump {dump_s:.2f} s, quick verdict {quick_s:.2f} s")
+    print(f"  {LIVE_RANKS} ranks of {THREADS} threads: dump {dump_s:.2f} s, quick verdict {quick_s:.2f} s")
 
 
 def main() -> None:
