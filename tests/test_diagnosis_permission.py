@@ -60,6 +60,10 @@ def sleeper():
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"ready\n"
+    seen = None
+    while seen is None or seen.state != "S" or seen != procfs.proc_state(process.pid):
+        time.sleep(0.1)
+        seen = procfs.proc_state(process.pid)
     yield process
     process.kill()
     process.wait()
@@ -119,6 +123,40 @@ def test_a_process_that_was_stopped_before_stays_stopped(sleeper):
     assert evidence.proc.state == "T"
     assert evidence.threads
     assert procfs.state_letter(sleeper.pid) == "T"
+
+
+def test_the_hook_is_asked_where_py_spy_may_not_look(tmp_path, monkeypatch):
+    stacks = tmp_path / "stacks"
+    stacks.mkdir()
+    code = (
+        "import faulthandler, signal, sys, time\n"
+        "faulthandler.register(signal.SIGUSR2, file=open(sys.argv[1], 'a'), all_threads=True)\n"
+        "def wait_here():\n    print('ready', flush=True)\n    time.sleep(600)\n"
+        "wait_here()\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    monkeypatch.setattr(collect, "pyspy_path", lambda: None)
+    environ = {**os.environ, "FTDASH_RUN_DIR": str(tmp_path), "RANK": "2"}
+    command = [sys.executable, str(script), str(stacks / "faulthandler-rank-2.txt")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environ)
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        evidence = collect.dump_process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    assert (evidence.source, evidence.failure) == ("faulthandler", None)
+    assert [frame.name for frame in evidence.threads[0].frames][-2:] == ["wait_here", "<module>"]
+    assert "SIGUSR2" in evidence.moved
+
+
+def test_a_process_without_the_hook_is_never_signalled(sleeper, monkeypatch):
+    monkeypatch.setattr(collect, "pyspy_path", lambda: None)
+    evidence = collect.dump_process(sleeper.pid)
+    assert evidence.failure is DumpFailure.NO_PYSPY
+    assert procfs.state_letter(sleeper.pid) in ("S", "R")
 
 
 def test_stored_evidence_reads_back_the_same(sleeper):

@@ -29,6 +29,7 @@ from ftdash.monitor.diagnosis.model import (
     Thread,
 )
 from ftdash.monitor.hostname import node_name
+from ftdash.monitor.rundir import RUN_DIR_ENV
 
 MAX_CHILDREN = 32
 MAX_DUMP_BYTES = 32 << 20
@@ -144,11 +145,7 @@ def _failed(evidence: ProcessEvidence, failure: permission.Failure) -> ProcessEv
     return evidence
 
 
-def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> ProcessEvidence:
-    """Stacks of all threads and the state of one process; never raises for what the process is.
-
-    `native` adds C and C++ frames and pauses the process meanwhile (about 0.6 s).
-    """
+def _dump_with_pyspy(pid: int, *, native: bool, timeout_s: float) -> ProcessEvidence:
     evidence = bare_evidence(pid)
     before = evidence.proc.state
     if before in ("", "X", "Z"):
@@ -183,6 +180,64 @@ def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> P
     if before and not procfs.state_letter(pid):
         failed.moved = "ended while it was dumped"
     return failed
+
+
+_ASK_HOOK = frozenset(
+    {
+        DumpFailure.YAMA,
+        DumpFailure.NO_PTRACE,
+        DumpFailure.OTHER_NAMESPACE,
+        DumpFailure.UNSUPPORTED_PYTHON,
+        DumpFailure.NO_PYSPY,
+    }
+)
+
+
+def ask_hook(evidence: ProcessEvidence, patience_s: float = 1.0) -> bool:
+    """Have the hook's faulthandler write the stacks, where py-spy may not look; True when it did.
+
+    SIGUSR2 ends a process that does not handle it, so SigCgt is read first. The signal can cut a
+    blocked system call short: that is said in `moved`.
+    """
+    from ftdash.monitor.diagnosis.stacks import read_text
+
+    run_dir = procfs.environment(evidence.pid).get(RUN_DIR_ENV)
+    if not run_dir or evidence.rank is None or not procfs.proc_state(evidence.pid).catches_sigusr2:
+        return False
+    path = Path(run_dir) / "stacks" / f"faulthandler-rank-{evidence.rank}.txt"
+    try:
+        before = path.stat().st_size
+        os.kill(evidence.pid, signal.SIGUSR2)
+        deadline = time.monotonic() + patience_s
+        size = before
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            last, size = size, path.stat().st_size
+            if size > before and size == last:
+                break
+        with path.open("rb") as handle:
+            handle.seek(before)
+            text = handle.read(MAX_DUMP_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return False
+    chunks = read_text(text)
+    if not chunks or not chunks[0].processes:
+        return False
+    evidence.threads = chunks[0].processes[0].threads
+    evidence.source = "faulthandler"
+    evidence.moved = evidence.moved or "was sent SIGUSR2, which can cut a blocked system call short"
+    return True
+
+
+def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> ProcessEvidence:
+    """Stacks of all threads and the state of one process; never raises for what the process is.
+
+    `native` adds C and C++ frames and pauses the process meanwhile (about 0.6 s).
+    """
+    evidence = _dump_with_pyspy(pid, native=native, timeout_s=timeout_s)
+    if evidence.failure in _ASK_HOOK and ask_hook(evidence):
+        evidence.failure, evidence.failure_text, evidence.remedy = None, "", ""
+    return evidence
 
 
 def rank_evidence(

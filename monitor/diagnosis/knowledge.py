@@ -149,7 +149,7 @@ IMPLICIT_COLLECTIVES: dict[str, str] = {
     "synchronize": "wait",
 }
 
-# An optional library prefix keeps `shared/train.py` of a user out.
+# Files of libraries that communicate.
 COMM_FILE = re.compile(
     r"(?:^|/)(?:torch/distributed/(?!elastic/|launcher/|checkpoint/|rendezvous|run\.py|flight_recorder/|debug/)"
     r"|torch/nn/parallel/|torch/cuda/nccl|torch/cuda/streams|deepspeed/comm/|deepspeed/runtime/comm/"
