@@ -16,6 +16,7 @@ from ftdash.monitor.state import RunPhase, RunState
 
 # Agents write the end of a run a moment before or after Slurm does.
 LAST_WORD_S = 20.0
+REQUEUED_WITHIN_S = 600.0
 STOPPED_STATES = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")
 
 
@@ -28,12 +29,12 @@ class JobWatch:
         self._asked = False
         self._error = ""
         self._due = 0.0
-        self._over_since: float | None = None
         self._busy = threading.Lock()
 
     def add(self, state: RunState, *, wait: bool = False) -> RunState:
         """The state with what the controller last said, asked for anew every ten seconds at most."""
-        if state.state in FINAL:
+        # a run that saved and stopped before its limit waits in the queue again
+        if state.state in FINAL and state.now - state.manifest.ended > REQUEUED_WITHIN_S:
             return state
         if time.monotonic() >= self._due and self._busy.acquire(blocking=False):
             self._due = time.monotonic() + MIN_INTERVAL_S
@@ -61,10 +62,13 @@ class JobWatch:
             return replace(state, notices=notices)
         job = self._job
         if job is not None and not job.is_over:
-            self._over_since = None
-            phase = RunPhase.STARTING if job.state in ("PENDING", "CONFIGURING") else state.state
+            waits = job.state in ("PENDING", "CONFIGURING", "REQUEUED")
+            if state.state in FINAL and not waits:
+                return state
+            phase = RunPhase.STARTING if waits else state.state
             return replace(state, state=phase, notices=(*notices, describe(job)))
-        self._over_since = self._over_since or time.monotonic()
+        if state.state in FINAL:
+            return state
         heard = any(
             rank.heartbeat_age_s is not None and rank.heartbeat_age_s < LAST_WORD_S for rank in state.ranks
         )

@@ -51,8 +51,10 @@ def test_the_time_limits_signal_saves_and_the_requeued_job_goes_on_from_there(si
     checkpoint = max((folder / "out").glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     saved = int(checkpoint.name.split("-")[1])
     assert saved >= 3
+    site.cluster.wait("the requeued job in the queue", lambda: site.cluster.job_state(job) == "PENDING", 60)
+    assert site.status(run)["state"] == "starting"
     # Slurm holds a requeued job back for two minutes; a person may start it at once, as we do here
-    site.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+    site.cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     status = site.wait(
         run,
         "steps after the resume",
