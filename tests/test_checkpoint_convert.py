@@ -117,12 +117,24 @@ def test_a_killed_conversion_leaves_no_result_and_an_untouched_source(trained, t
 
 
 def test_a_failed_tool_leaves_nothing(trained, tmp_path):
+    import shutil
+
     broken = tmp_path / "checkpoint-9"
-    shards(broken, {})
-    (broken / "pytorch_model_fsdp_0" / "__0_0.distcp").write_bytes(b"x")
-    with pytest.raises(ConvertError):
+    shutil.copytree(trained / "checkpoint-4", broken)
+    (file,) = broken.glob("pytorch_model_fsdp_0/*.distcp")
+    file.write_bytes(b"x" * file.stat().st_size)
+    with pytest.raises(ConvertError, match="failed"):
         convert(checkpoint(broken), tmp_path / "merged")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-9"]
+
+
+def test_shards_without_a_tensor_become_no_empty_model(tmp_path):
+    shards(tmp_path / "checkpoint-9", {})
+    (file,) = (tmp_path / "checkpoint-9").glob("pytorch_model_fsdp_0/*.distcp")
+    file.write_bytes(b"x")
+    with pytest.raises(ConvertError, match="no tensor"):
+        convert(checkpoint(tmp_path / "checkpoint-9"), tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_adapter_shards_become_an_adapter_folder_and_merge_into_their_base(model, tmp_path):

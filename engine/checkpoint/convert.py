@@ -110,6 +110,9 @@ def convert(
             made = inspect(scratch)
             if made is None or not any(scratch.glob("*.safetensors")):
                 raise ConvertError(f"the tool wrote no weights for {checkpoint.path}")
+            # A missing config is told as a note; weights that are not all there are a failure.
+            if made.problem and "config.json" not in made.problem:
+                raise ConvertError(f"the tool's result for {checkpoint.path} is not whole: {made.problem}")
         os.rename(scratch, out)
     return Conversion(out, target, tuple(notes))
 
