@@ -6,6 +6,7 @@ Every picture is the real program on real data; only the window frame is added b
 from __future__ import annotations
 
 import asyncio
+import html
 import re
 import sys
 import time
@@ -21,22 +22,45 @@ from ftdash.tui.panes.diagnose import DiagnosePane
 from ftdash.tui.panes.plan import PlanPane
 
 FOLDER = Path(__file__).parent
-SIZE = (120, 38)
-CELL = 12.2  # width of a character in Rich's SVG
+SIZE = (120, 40)
+CELL = 12.2  # width of a character in Rich's SVG, in pixels
+FONT_SIZE = CELL / 0.602  # the advance of DejaVu Sans Mono and Menlo in em, so that lines join
+ASCENT, DOT_STEP, DOT = 15.5, 5.4, 2.4  # of a braille cell: top above the baseline, rows apart, a dot's side
+BRAILLE, BRAILLE_BITS = 0x2800, ((0, 3), (1, 4), (2, 5), (6, 7))  # bit of each dot, by row and column
 _TEXT = re.compile(r'(<text [^>]*?)x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)"([^>]*)>([^<]*)</text>')
 FONTS = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospace"
 
 
+def dots(text: str, left: float, baseline: float) -> str:
+    """The braille characters of a text as an SVG path: few monospaced fonts have them in their own width."""
+    steps = []
+    for column, char in enumerate(text):
+        bits = ord(char) - BRAILLE
+        if not 0 < bits < 256:
+            continue
+        for row, pair in enumerate(BRAILLE_BITS):
+            for side, bit in enumerate(pair):
+                if bits >> bit & 1:
+                    x = left + column * CELL + 2 + side * CELL / 2
+                    y = baseline - ASCENT + row * DOT_STEP
+                    steps.append(f"M{x:.0f} {y:.0f}h{DOT}v{DOT}h-{DOT}z")
+    return "".join(steps)
+
+
 def self_contained(svg: str) -> str:
-    """The SVG without web fonts, and with blanks at the beginning of a text as a shift of its place:
-    renderers differ in whether they draw them."""
+    """The SVG without web fonts, braille as drawn dots, and blanks at the beginning of a text as a shift of
+    its place: renderers differ in whether they draw them."""
     svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.S)
     svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.S)
     svg = re.sub(r"font-family: Fira Code, ?monospace;?", f"font-family: {FONTS};", svg)
     svg = svg.replace("font-family: arial;", f"font-family: {FONTS};")
+    svg = svg.replace("font-size: 20px;", f"font-size: {FONT_SIZE:.2f}px;")
 
     def shifted(match: re.Match[str]) -> str:
         head, x, y, length, rest, text = match.groups()
+        if path := dots(html.unescape(text), float(x), float(y)):
+            colour = re.search(r'class="[^"]*"', head + rest)
+            return f'<path {colour.group() if colour else ""} d="{path}"/>'
         blanks = 0
         while text.startswith("&#160;"):
             text, blanks = text.removeprefix("&#160;"), blanks + 1
@@ -67,10 +91,7 @@ async def draw(run: RunDir) -> None:
         await until(pilot, lambda: app.feed is not None and app.feed.peek() is not None)
         await until(pilot, lambda: len(app.feed.peek().points) > 60)  # type: ignore[union-attr]
         await pilot.pause(30)  # the memory curve is drawn from what was seen
-        save(app, "monitor")
-        await pilot.press("d")
-        await pilot.pause(3)
-        save(app, "rank")
+        save(app, "demo")
         await pilot.press("4", "d")
         diagnose = app.query_one(DiagnosePane)
         await until(pilot, lambda: diagnose.diagnosis is not None)

@@ -100,14 +100,31 @@ async def test_top_and_bottom_are_listed_on_demand() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 59, 60, 61, 5000])
-def test_resampling_never_exceeds_the_columns(count: int) -> None:
+def test_a_series_of_any_length_fills_the_columns(count: int) -> None:
     values = [float(n) for n in range(count)]
     found = chart.resample(values, 60)
-    assert len(found) == min(count, 60)
-    if count >= 60:
+    assert len(found) == (60 if count else 0)
+    if count > 1:
+        assert found == sorted(found, key=lambda value: value or 0.0)
         assert found[0] is not None
         assert found[-1] is not None
-        assert found[0] < found[-1]
+        assert found[0] < count / 20
+        assert found[-1] > count * 0.95 - 1
+
+
+def test_a_gap_in_a_short_series_stays_a_gap() -> None:
+    found = chart.resample([1.0, None, None, 4.0], 40)
+    assert found[0] == 1.0
+    assert found[-1] == 4.0
+    assert found[20] is None
+
+
+def test_a_young_run_reaches_from_edge_to_edge() -> None:
+    view = BrailleChart("Loss", fmt.loss)
+    view.values.extend([3.0, 2.0, 1.0])
+    rows = plain(view.draw(59, 6)).splitlines()
+    assert rows[0][0] != " "
+    assert rows[-1][49] != " "
 
 
 def test_nan_and_missing_values_leave_a_gap_not_a_crash() -> None:

@@ -17,17 +17,33 @@ LABEL_WIDTH = 8
 
 
 def resample(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """`values` as `columns` means of equal stretches; None where a stretch holds no finite value."""
+    """`values` as `columns` means of equal stretches; None where a stretch holds no finite value.
+
+    Fewer values than columns are spread over all of them, on straight lines between neighbours, so that a
+    young run fills its chart. A value beside a gap keeps its own place.
+    """
     if not values or columns <= 0:
         return []
     if len(values) <= columns:
-        return [value if value is not None and math.isfinite(value) else None for value in values]
+        known = [value if value is not None and math.isfinite(value) else None for value in values]
+        return [_between(known, column, columns) for column in range(columns)]
     result: list[float | None] = []
     for column in range(columns):
         stretch = values[column * len(values) // columns : (column + 1) * len(values) // columns]
         finite = [value for value in stretch if value is not None and math.isfinite(value)]
         result.append(sum(finite) / len(finite) if finite else None)
     return result
+
+
+def _between(values: Sequence[float | None], column: int, columns: int) -> float | None:
+    """What stands at `column` when `values` are spread over `columns`."""
+    place = column * (len(values) - 1) / max(1, columns - 1)
+    left = min(int(place), len(values) - 1)
+    right = min(left + 1, len(values) - 1)
+    before, after = values[left], values[right]
+    if before is None or after is None:
+        return values[round(place)]
+    return before + (after - before) * (place - left)
 
 
 def bounds(series: Iterable[Iterable[float | None]], plan: float | None) -> tuple[float, float] | None:
@@ -105,7 +121,7 @@ class Canvas:
 
 
 class BrailleChart(LineWidget):
-    """The newest values at the right edge; axis figures at the right; the planned level dashed."""
+    """The values over the whole width, the newest at the right edge; the planned level dashed."""
 
     HELP = "The newest value stands at the right; the dashed line is what the plan predicted."
 
