@@ -310,9 +310,10 @@ def growth_per_step(past: RankPast) -> float:
     total = levels[-1] - levels[0]
     if total < enough * 0.8 or min(rises) < total / len(rises) / 3:
         return 0.0
-    if correlation([step for step, _ in values], sizes) < 0.9:
+    steps = [step for step, _ in values]
+    if correlation(steps, sizes) < 0.9:
         return 0.0
-    return (last - first) / (last_step - first_step)
+    return total / (median(steps[5 * part : 6 * part]) - median(steps[:part]))
 
 
 def _heartbeats(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
@@ -320,7 +321,8 @@ def _heartbeats(state: RunState, history: RunHistory, limits: AlertLimits) -> It
     dead = []
     for rank in state.ranks:
         if rank.state is RankPhase.DEAD:
-            dead.append(rank)
+            if rank.phase != "end":  # the hook closed: gone after its last step, its exit not yet told
+                dead.append(rank)
         elif rank.heartbeat_age_s is not None and rank.state is not RankPhase.FINISHED:
             allowed = max(limits.heartbeat_s, limits.heartbeat_steps * (rank.step_s or 0.0))
             if rank.heartbeat_age_s > allowed:

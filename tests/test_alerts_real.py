@@ -129,7 +129,7 @@ def test_a_dead_expert_is_named(tmp_path):
 
 def test_memory_that_grows_is_named_with_its_rank_and_rate(tmp_path):
     _, found = train("leak", tmp_path, steps=80)
-    assert set(found) == {"memory-creep"}
+    assert set(found) == {"memory-creep"}, found
     assert {alert.ranks for alert in found["memory-creep"]} == {(1,)}
     rate = float(found["memory-creep"][-1].text.split("grows by ")[1].split(" MiB")[0])
     assert 6 < rate < 10

@@ -154,6 +154,7 @@ def test_a_dead_rank_is_told_while_the_run_goes_on_and_not_after():
     history, state = play(10)
     dead = with_rank(state, 1, state=RankPhase.DEAD)
     assert codes(dead, history) == ["rank-dead"]
+    assert codes(with_rank(state, 1, state=RankPhase.DEAD, phase="end"), history) == []
     assert codes(replace(dead, state=RunPhase.FAILED), history) == []
 
 

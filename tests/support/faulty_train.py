@@ -7,6 +7,7 @@ sleeping, so that ranks are equal on a busy machine unless a fault makes them di
 from __future__ import annotations
 
 import math
+import mmap
 import os
 import time
 
@@ -61,7 +62,7 @@ def main() -> None:
     wrapped = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     hook = Hook.start(model=model, max_steps=STEPS, expert_every=1)
-    leaked: list[torch.Tensor | None] = []
+    leaked: list[mmap.mmap] = []
     for step in range(1, STEPS + 1):
         at_fault = rank == 1 and step > BEGINS
         with hook.phase("data"):
@@ -86,8 +87,12 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         if FAULT == "leak":
-            block = torch.ones(2 << 20)  # 8 MiB that both touch and one keeps
-            leaked.append(block if rank == 1 else None)
+            block = mmap.mmap(-1, 8 << 20)  # fresh pages on both ranks, so that both take the same time
+            block.write(b"1" * len(block))
+            if rank == 1:
+                leaked.append(block)
+            else:
+                block.close()
         shown = 2.0 / step + loss.item()
         hook.step(loss=shown, tokens=64, lr=0.01, grad_norm=float(norm))
     hook.close()
