@@ -160,7 +160,7 @@ def test_kbit_upcasts_can_make_qlora_need_more_than_lora() -> None:
     lora, upcast = memory(method="lora", **fields), memory(method="qlora", **fields)
     plain = memory(method="qlora", precision="bf16", **fields)
     assert plain.device < upcast.device
-    assert upcast.peak.activations > 1.2 * plain.peak.activations
+    assert upcast.peak.activations > 1.1 * plain.peak.activations
     longer = {**fields, "seq_len": 16_384}
     assert memory(method="qlora", **longer).device > memory(method="lora", **longer).device
     assert lora.device > plain.device

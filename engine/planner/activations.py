@@ -66,6 +66,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         0 if p.attention is Attention.FLASH else p.seq_len,
         p.lora_rank,
         p.dora,
+        p.quantize_experts,
         s.mesh.tp > 1,
     )
     found = _remembered.get(key)
@@ -100,9 +101,21 @@ def saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Li
     )
 
 
-def _inputs_kept(adapted: tuple[Linear, ...] | None, names: tuple[Linear, ...]) -> bool:
-    """Whether any of these linears keeps its input: all do in full training, only adapted ones under LoRA."""
-    return adapted is None or any(linear in adapted for linear in names)
+def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Linear, ...]) -> bool:
+    """Whether any of these linears keeps its input: all do in full training, only adapted ones under LoRA.
+
+    bitsandbytes before 0.43.2 kept the input of frozen 4-bit linears too (its release notes: 10.1 GB a
+    sequence of 1,024 on a 70B). A plan names no version, so they are counted: only a run without
+    checkpointing notices, and too much is the safer side.
+    """
+    if adapted is None:
+        return True
+    packed = s.dtypes.quant is not None
+    return any(linear in adapted or (packed and _is_packed(s, linear)) for linear in names)
+
+
+def _is_packed(s: Setting, linear: Linear) -> bool:
+    return linear.role is not Role.ROUTER and (linear.role is not Role.EXPERT or s.plan.quantize_experts)
 
 
 def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
@@ -114,7 +127,7 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     attention = [x for x in layer.linears if x.role is Role.ATTENTION]
     first = tuple(x for x in attention[:-1] if x.d_in == h)
     second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
-    outputs = c * h * (_inputs_kept(adapted, first) + _inputs_kept(adapted, second))
+    outputs = c * h * (_inputs_kept(s, adapted, first) + _inputs_kept(s, adapted, second))
     if s.dtypes.autocast and stream == 4 and adapted is None:
         # Each linear under autocast keeps a cast of its own of the norm's fp32 output.
         outputs = c * h * (len(first) + sum(x.role is not Role.EXPERT for x in second))
@@ -165,15 +178,17 @@ def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ..
     fp32 probabilities.
     """
     c, h = s.dtypes.compute, s.shape.hidden
+    # Compiled, casts are part of the kernel that reads them.
+    factor = c if s.plan.compile else s.dtypes.pointwise
     kept = 0.0
     for width, role, copies in _widths(layer):
         down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
-        product = _inputs_kept(adapted, down) if down else True
+        product = _inputs_kept(s, adapted, down) if down else True
         pointwise = max(1, (3 if layer.gated else 1) - (s.plan.strategy is Strategy.MEGATRON))
-        kept += width * copies * (s.dtypes.pointwise * pointwise + c * product)
+        kept += width * copies * (factor * pointwise + c * product)
         if role is Role.EXPERT:
             gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
-            kept += copies * c * h * (1 + _inputs_kept(adapted, gate))
+            kept += copies * c * h * (1 + _inputs_kept(s, adapted, gate))
     if layer.moe is not None:
         kept += layer.moe.experts * (c + 4)
     return kept

@@ -224,6 +224,9 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         gathered=g.forward,
         buffers=graph,
     )
+    running = phase(
+        PhaseName.FORWARD_END, activations=acts.saved, gathered=g.running, buffers=graph, cached=g.pool
+    )
     at_loss = phase(
         PhaseName.BACKWARD_START,
         activations=acts.saved,
@@ -259,7 +262,14 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         cached=0.0,
     )
     save = phase(PhaseName.SAVE, gradients=0.0, gathered=transients.save_gather(s, stage), cached=0.0)
-    return (load, forward_end, larger(at_loss, last_block), larger(first_block, root_reduced), step, save)
+    return (
+        load,
+        larger(running, forward_end),
+        larger(at_loss, last_block),
+        larger(first_block, root_reduced),
+        step,
+        save,
+    )
 
 
 def memory_of(s: Setting) -> Memory:

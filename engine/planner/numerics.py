@@ -108,14 +108,15 @@ def _numerics(
     autocast = mixed and not fp32 and strategy in (Strategy.NONE, Strategy.DDP)
     # transformers' prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it
     # for a base that FSDP shards, and a pure-bf16 run never calls it.
-    kbit = quant is not None and adapters and mixed and strategy not in FSDP_FAMILY
+    packed = quant is not None and adapters and strategy not in FSDP_FAMILY
+    kbit = packed and mixed
     frozen = 4 if fp32 else 2
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
     return Numerics(
         compute=compute,
         # A k-bit linear answers in the dtype it was asked in, and fp32 norms ask in fp32 (bitsandbytes
-        # Linear4bit).
-        pointwise=4 if kbit else compute,
+        # Linear4bit). Fitted: LitGPT's bf16-true runs keep as much as if their norms asked in fp32 too.
+        pointwise=4 if packed else compute,
         stream=stream,
         param=param,
         master=master,

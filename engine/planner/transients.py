@@ -26,6 +26,7 @@ SUB_GROUP = 1e9
 class Gathered:
     """Whole parameters on a rank that owns only shards of them."""
 
+    running: float = 0.0  # while a block runs forward
     forward: float = 0.0  # when the last block has run
     loss: float = 0.0  # when the loss goes backward
     backward: float = 0.0  # while the last block goes backward
@@ -38,7 +39,9 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     """What is whole on a rank at each moment.
 
     FSDP: the root unit, the block that runs and the one prefetched (FSDP2 prefetches one all-gather);
-    without re-sharding every block stays until its backward. A pipeline stage is not re-sharded between
+    forward keeps a third block's buffer, of the all-gather that was copied out last, until the next is
+    waited for (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, `AllGatherState`). Without
+    re-sharding every block stays until its backward. A pipeline stage is not re-sharded between
     micro-batches (torchtitan, `reshard_after_forward: default`). ZeRO-3: up to `max_live_parameters` and
     the prefetch bucket stay, and a block with all its experts is gathered whole.
     """
@@ -51,16 +54,17 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     whole = stage.whole.gathered + padding * stage.whole.gathered_experts
     if strategy is Strategy.ZERO3:
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
-        return Gathered(live, live, live, live, root)
+        return Gathered(live, live, live, live, live, root)
     dequantised = _dequantised_block(s, stage)
     # FSDP1's rate limiter lets two all-gathers run ahead of the block that computes.
     two = root + (3 if strategy is Strategy.FSDP1 else 2) * block + dequantised
     pool = max(root, block)
     if strategy is Strategy.FSDP_NO_RESHARD:
-        return Gathered(whole, whole, whole + dequantised, two, 0.0, pool)
+        return Gathered(whole, whole, whole, whole + dequantised, two, 0.0, pool)
     if s.mesh.pp > 1:
-        return Gathered(whole, whole, whole + dequantised, whole, 0.0, pool)
-    return Gathered(root + block + dequantised, root + block, two, two, 0.0, pool)
+        return Gathered(whole, whole, whole, whole + dequantised, whole, 0.0, pool)
+    running = root + 3 * block + dequantised
+    return Gathered(running, root + block + dequantised, root + block, two, two, 0.0, pool)
 
 
 def _dequantised_block(s: Setting, stage: Stage) -> float:
