@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from ftdash.engine import planner
 from ftdash.engine.plan import Plan
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.fit import search
@@ -128,3 +131,18 @@ def test_fit_finds_qlora_for_two_small_cards_and_nothing_for_full_training() -> 
     cards = {"model": "qwen3-32b", "gpus": 2, "gpu": "rtx4090-24g"}
     assert search(Plan.from_dict({**cards, "method": "qlora"})).candidates
     assert not [c for c in search(Plan.from_dict(cards)).candidates if c.plan.offload == "none"]
+
+
+def test_advice_is_worked_out_once_and_only_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Verdict] = []
+
+    def count(_: object, found: Prediction) -> tuple[Advice, ...]:
+        asked.append(found.verdict)
+        return ()
+
+    monkeypatch.setattr(planner, "advise", count)
+    found = plan(model="qwen3-32b", gpus=2, gpu="rtx4090-24g")
+    assert asked == []
+    assert found.advice == found.advice == ()
+    assert asked == [Verdict.DOES_NOT_FIT]
+    assert found.to_json()["advice"] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache, partial
 
 from ftdash.engine.plan import Plan, PlanError
 from ftdash.engine.planner.advice import advise
@@ -25,14 +26,14 @@ def check(plan: Plan) -> None:
 
 
 def evaluate(plan: Plan, *, advice: bool = True) -> Prediction:
-    """The plan's whole cost. Raises PlanError.
+    """The plan's whole cost, in a fifth of a millisecond. Raises PlanError.
 
-    Advice plans every remedy again, a few milliseconds where the plan does not fit; without it one
-    evaluation takes a sixth of a millisecond.
+    Advice plans every remedy again, a few milliseconds where the plan does not fit: it is worked out when it
+    is first read, and `advice=False` leaves it out.
     """
     s = setting_of(plan)
     found = predict(s)
-    return replace(found, advice=advise(s, found)) if advice else found
+    return replace(found, advise=cache(partial(advise, s, found))) if advice else found
 
 
 def predict(s: Setting) -> Prediction:

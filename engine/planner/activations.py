@@ -44,7 +44,18 @@ def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...]
         return BlockActivations(
             boundary + kept, everything + backward, kept_whole, live_whole, everything, backward
         )
-    return BlockActivations(everything, backward, 0.0, live_whole, everything, backward)
+    gathered = _gathered_inputs(s) if adapted is None else 0.0
+    return BlockActivations(everything, backward, gathered, live_whole, everything, backward)
+
+
+def _gathered_inputs(s: Setting) -> float:
+    """What column-parallel linears keep beyond their share when nothing is recomputed: DTensor gathers the
+    outputs of both norms to full length and autograd keeps them so (ColwiseParallel,
+    torch/distributed/tensor/parallel/style.py); Megatron keeps the shards and gathers them again
+    (megatron/core/tensor_parallel/layers.py)."""
+    if s.mesh.tp == 1 or s.plan.strategy is Strategy.MEGATRON:
+        return 0.0
+    return 2 * s.shape.hidden * s.dtypes.compute * (1 - 1 / s.mesh.tp)
 
 
 _Key = tuple[object, ...]
@@ -67,7 +78,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.lora_rank,
         p.dora,
         p.quantize_experts,
-        s.mesh.tp > 1,
+        s.mesh.tp,
     )
     found = _remembered.get(key)
     if found is None:

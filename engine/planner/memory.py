@@ -142,8 +142,9 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
     entries = 0.0
     if stage.head:
         entries = s.tokens * s.shape.vocab / tp
-        # The final norm keeps its fp32 input, the head its own.
-        saved += s.tokens / tp * s.shape.hidden * (4 + 2 * s.dtypes.compute)
+        # The final norm keeps its fp32 input, the head its own: whole where DTensor gathered it.
+        head_over = tp if s.plan.strategy is Strategy.MEGATRON else 1
+        saved += s.tokens * s.shape.hidden * ((4 + s.dtypes.compute) / tp + s.dtypes.compute / head_over)
     recomputes = s.plan.checkpointing is not Checkpointing.NONE
     logits = logits_bytes(s)
     return StageActivations(

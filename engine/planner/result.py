@@ -5,7 +5,8 @@ All sizes are bytes (integers) on the rank that needs most, all times seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -175,6 +176,10 @@ class Advice:
     plan: Plan | None = None  # the plan with the remedy applied
 
 
+def _no_advice() -> tuple[Advice, ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     plan: Plan
@@ -185,7 +190,12 @@ class Prediction:
     verdict: Verdict
     reduce_dtype: str
     notes: tuple[str, ...] = ()
-    advice: tuple[Advice, ...] = ()
+    advise: Callable[[], tuple[Advice, ...]] = field(default=_no_advice, repr=False, compare=False)
+
+    @property
+    def advice(self) -> tuple[Advice, ...]:
+        """What would help, best first: found when it is first asked for, since every remedy is a plan."""
+        return self.advise()
 
     def to_json(self) -> dict[str, Any]:
         """The fixed shape of `ftdash plan --json`, as plain values."""
