@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from rich.console import Console
@@ -12,7 +13,7 @@ from ftdash.engine.model.load import resolve
 from ftdash.engine.model.lora import expert_rank, lora_params
 from ftdash.engine.plan import ExpertLora, Method, Plan, PlanError, Strategy
 from ftdash.engine.planner import evaluate
-from ftdash.engine.planner.result import Prediction, Term
+from ftdash.engine.planner.result import Prediction, Term, Verdict
 from ftdash.tui.format import count, gb, rate, size
 
 COMPARED = (
@@ -21,24 +22,36 @@ COMPARED = (
     ("ZeRO-2", Strategy.ZERO2),
     ("ZeRO-3", Strategy.ZERO3),
     ("FSDP2", Strategy.FSDP),
-    ("FSDP2, no re-shard", Strategy.FSDP_NO_RESHARD),
+    ("FSDP2 no-reshard", Strategy.FSDP_NO_RESHARD),
 )
 
 
-def _console() -> Console:
-    return Console(highlight=False, soft_wrap=False, width=None)
+PIPE_WIDTH = 160  # a file or a pipe has no edge to wrap at
+MARKS = {Verdict.FITS: "✓ fits", Verdict.TIGHT: "▲ tight", Verdict.DOES_NOT_FIT: "✗ no"}
 
 
-def _table(*columns: str, title: str) -> Table:
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+def table_console() -> Console:
+    """The terminal, as wide as it is; a pipe is as wide as tables need."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def plain_table(*columns: str, title: str = "") -> Table:
+    """A borderless table: words to the left in the first column, figures to the right in the others."""
+    table = Table(
+        title=Text(title) if title else None,
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
     for index, column in enumerate(columns):
-        table.add_column(Text(column), justify="left" if index == 0 else "right", no_wrap=index > 0)
+        table.add_column(Text(column), justify="left" if index == 0 else "right", no_wrap=True)
     return table
 
 
 def show(found: Prediction) -> None:
     """One plan: memory by phase and term, host memory, traffic, time, advice."""
-    console = _console()
+    console = table_console()
     memory, time = found.memory, found.time
     console.print(Text(_headline(found), style="bold"))
     console.print(
@@ -48,7 +61,7 @@ def show(found: Prediction) -> None:
             f"peak at {memory.peak_phase}"
         )
     )
-    table = _table("phase, GB", *(term.value for term in Term), "allocated", title="\nMemory by phase")
+    table = plain_table("phase, GB", *(term.value for term in Term), "allocated", title="\nMemory by phase")
     for phase in memory.phases:
         mark = " *" if phase.name is memory.peak_phase else ""
         table.add_row(
@@ -65,7 +78,7 @@ def show(found: Prediction) -> None:
     if memory.imbalance:
         console.print(Text(f"the hottest expert rank: up to {gb(memory.imbalance)} GB more"))
     if found.traffic.collectives:
-        table = _table("collective", "link", "a step", "time", "exposed", title="\nTraffic of one rank")
+        table = plain_table("collective", "link", "a step", "time", "exposed", title="\nTraffic of one rank")
         for one in found.traffic.collectives:
             table.add_row(
                 one.name, one.link, size(one.step_bytes), f"{one.time_s:.3f} s", f"{one.exposed_s:.3f} s"
@@ -102,27 +115,30 @@ def compare(plan: Plan) -> None:
 
     Raises PlanError only where no strategy can be planned at all.
     """
-    console = _console()
+    console = table_console()
     rows = [(title, replace(plan, strategy=strategy, replicate=None)) for title, strategy in COMPARED]
     rows += _hybrid(plan)
     methods = [plan.method]
     if plan.method is Method.FULL:
         methods.append(Method.LORA)
     for method in methods:
-        table = _table(
+        refused: list[str] = []
+        table = plain_table(
             "strategy",
-            "states GB",
-            "allocated",
+            "states",
+            "alloc.",
             "device",
             "",
-            "sent a step",
-            "tokens/s/GPU",
+            "sent/step",
+            "tok/s",
             "bound by",
             title=f"\n{_subject(plan, method)}",
         )
         for title, candidate in rows:
-            _compare_row(table, title, replace(candidate, method=method))
+            _compare_row(table, title, replace(candidate, method=method), refused)
         console.print(table)
+        for line in refused:
+            console.print(Text(line))
     shape = resolve(plan)
     if shape.is_moe:
         _moe_table(console, plan)
@@ -132,8 +148,8 @@ def _subject(plan: Plan, method: Method) -> str:
     shape = resolve(plan)
     how = "full fine-tune" if method is Method.FULL else f"{method}, rank {plan.lora_rank}"
     return (
-        f"{shape.name} ({count(shape.total_params)}), {how}, {plan.gpus} x {plan.gpu}, "
-        f"{plan.micro_batch} x {plan.seq_len} tokens, checkpointing {plan.checkpointing}"
+        f"{shape.name} ({count(shape.total_params)}), {how}, on {plan.gpus} x {plan.gpu}\n"
+        f"GB a GPU; {plan.micro_batch} x {plan.seq_len} tokens, checkpointing {plan.checkpointing}"
     )
 
 
@@ -149,11 +165,13 @@ def _hybrid(plan: Plan) -> list[tuple[str, Plan]]:
     ]
 
 
-def _compare_row(table: Table, title: str, plan: Plan) -> None:
+def _compare_row(table: Table, title: str, plan: Plan, refused: list[str]) -> None:
+    """One strategy's figures; why it cannot be planned goes to `refused`, as a table cuts it off."""
     try:
         found = evaluate(plan, advice=False)
     except PlanError as error:
-        table.add_row(title, "", "", "", Text(str(error)), "", "", "")
+        table.add_row(title, "", "", "", "✗", "", "", "")
+        refused.append(f"{title}: {error}")
         return
     memory = found.memory
     table.add_row(
@@ -161,7 +179,7 @@ def _compare_row(table: Table, title: str, plan: Plan) -> None:
         gb(memory.model_states.total),
         gb(memory.allocated),
         gb(memory.device),
-        found.verdict.value,
+        MARKS[found.verdict],
         size(found.traffic.step_bytes),
         rate(found.time.tokens_per_s_per_gpu),
         found.time.bound_by,
@@ -171,7 +189,7 @@ def _compare_row(table: Table, title: str, plan: Plan) -> None:
 def _moe_table(console: Console, plan: Plan) -> None:
     shape = resolve(plan)
     experts = next(group.layer.moe.experts for group in shape.groups if group.layer.moe)
-    table = _table(
+    table = plain_table(
         "mixture of experts", "parameters", "bf16 GB", "full states GB", title="\nWhat it stores and computes"
     )
     table.add_row(
@@ -179,7 +197,7 @@ def _moe_table(console: Console, plan: Plan) -> None:
     )
     table.add_row("active per token", f"{shape.active_params:,}", gb(2 * shape.active_params), "")
     console.print(table)
-    table = _table(
+    table = plain_table(
         "expert adapters",
         "rank each",
         "trained in all",

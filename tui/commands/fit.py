@@ -42,14 +42,11 @@ def run(args: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps({"candidates": candidates}) + "\n")
         return 0
-    from rich.console import Console
-    from rich.table import Table
+    from ftdash.tui.plan_tables import plain_table, table_console
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("strategy", "tp", "cp", "ep", "batch", "accum", "checkpointing", "loss", "offload"):
-        table.add_column(column)
-    for column in ("tokens/s/GPU", "reserved GB", "left GB"):
-        table.add_column(column, justify="right")
+    table = plain_table(
+        "strategy", "tp", "cp", "ep", "batch", "accum", "ckpt", "loss", "offload", "tok/s", "GB", "left"
+    )
     for one in found.candidates:
         p = one.plan
         table.add_row(
@@ -66,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
             gb(one.reserved),
             gb(one.headroom),
         )
-    console = Console(highlight=False)
+    console = table_console()
     if found.candidates:
         console.print(table)
     else:
