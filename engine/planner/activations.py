@@ -41,9 +41,9 @@ def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...]
         return BlockActivations(boundary, everything + backward, 0.0, live_whole, everything, backward)
     if s.plan.checkpointing is Checkpointing.SELECTIVE:
         kept, kept_whole = _saved_selectively(s, layer)
-        return BlockActivations(
-            boundary + kept, everything + backward, kept_whole, live_whole, everything, backward
-        )
+        # What was kept is not computed again.
+        live = max(0.0, everything - kept) + backward
+        return BlockActivations(boundary + kept, live, kept_whole, live_whole, everything, backward)
     gathered = _gathered_inputs(s) if adapted is None else 0.0
     return BlockActivations(everything, backward, gathered, live_whole, everything, backward)
 
@@ -166,6 +166,9 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
         return (
             kept + c * (q + a.heads * (a.head_dim + a.v_head_dim) + out) + a.heads * s.plan.seq_len * (4 + c)
         )
+    if any(x.d_out == q + k + v for x in layer.linears if x.role is Role.ATTENTION):
+        # Queries and keys are rotated into new tensors, but the values are a view of the fused projection.
+        kept += c * (q + k)
     if a.window and s.plan.attention is Attention.SDPA:
         # A sliding window reaches SDPA as a mask: it is kept in the compute dtype, and grouped heads are
         # repeated, because transformers asks for enable_gqa only without a mask.

@@ -15,10 +15,13 @@ CONTEXT_BYTES = 650 * MIB
 # NCCL's channels and proxies for one communicator; a second and third group (TP, CP, EP, replicas) add less.
 NCCL_FIRST_GROUP_BYTES = 450 * MIB
 NCCL_GROUP_BYTES = 150 * MIB
-# FSDP1 records its buffers on other streams, so they come back late: torchtitan's docs/fsdp.md puts FSDP2
-# 7 % below it. The others: fitted to single-GPU runs of torchtune, and to torchtitan's.
-SLACK = {Strategy.FSDP1: 1.07, Strategy.NONE: 1.05, Strategy.DDP: 1.05}
-DEFAULT_SLACK = 1.02
+# Slack of the caching allocator over the blocks in use. Unsharded states are many blocks, each rounded up
+# to its segment: fitted to torchtune's single-GPU runs. Shards are few and lie still, so that only what comes
+# and goes leaves gaps: fitted to torchtitan's runs. FSDP1 records its buffers on other streams, and they come
+# back late: 7 % of all where two thirds come and go (torchtitan, docs/fsdp.md), 11 % of those.
+SLACK_UNSHARDED = 0.05
+SLACK_MOVING = 0.01
+SLACK_MOVING_FSDP1 = 0.12
 # Without PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True the blocks of an eager forward's temporaries are
 # too small for the logits and stay beside them. Megatron's and ms-swift's DeepSpeed launch scripts set it.
 FIXED_SEGMENTS = FSDP_FAMILY | UNSHARDED
@@ -31,21 +34,33 @@ def context_bytes(s: Setting) -> int:
     return CONTEXT_BYTES + (NCCL_FIRST_GROUP_BYTES + (groups - 1) * NCCL_GROUP_BYTES if groups else 0)
 
 
-# What autograd and the loop hold beyond the tensors that the sums list: 3 % in the median of single-GPU runs.
-UNLISTED = 1.03
+# What autograd and the loop hold beyond the tensors that the sums list, as a share of activations, logits and
+# buffers: fitted to single-GPU runs.
+UNLISTED = 0.06
+
+
+def _moving(phase: Phase) -> int:
+    """What comes and goes within a step: all but weights, gradients and optimizer state."""
+    return phase.activations + phase.logits + phase.gathered + phase.buffers
 
 
 def allocated_bytes(s: Setting, peak: Phase) -> int:
     """The peak's terms with cuBLAS's workspace, and on unsharded ranks what the sums leave out."""
     total = peak.total + WORKSPACE_BYTES
-    return round(total * UNLISTED) if s.plan.strategy in UNSHARDED else total
+    return round(total + UNLISTED * _moving(peak)) if s.plan.strategy in UNSHARDED else total
 
 
 def reserved_bytes(s: Setting, phases: tuple[Phase, ...], allocated: int) -> int:
-    """The caching allocator's slack over the peak."""
+    """The fullest moment with what the allocator keeps for other phases and streams, and its slack."""
     peak = max(phase.total for phase in phases)
-    held = max(phase.total + phase.cached for phase in phases) + allocated - peak
-    return max(allocated, round(held * SLACK.get(s.plan.strategy, DEFAULT_SLACK)))
+    fullest = max(phases, key=lambda phase: phase.total + phase.cached)
+    held = fullest.total + fullest.cached + allocated - peak
+    if s.plan.strategy in UNSHARDED:
+        slack = SLACK_UNSHARDED * held
+    else:
+        share = SLACK_MOVING_FSDP1 if s.plan.strategy is Strategy.FSDP1 else SLACK_MOVING
+        slack = share * (_moving(fullest) + fullest.cached)
+    return max(allocated, round(held + slack))
 
 
 def imbalance_bytes(s: Setting, peak: Phase) -> int:
