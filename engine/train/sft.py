@@ -164,6 +164,17 @@ def _zero_stage(trainer: Any) -> int:
     return int(engine.zero_optimization_stage()) if engine is not None else 0
 
 
+def _tensors_in(folder: Path) -> int:
+    """Tensors of all safetensors files of a folder; a file that holds none is still 40 bytes long."""
+    from safetensors import safe_open
+
+    count = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as weights:
+            count += len(weights.keys())
+    return count
+
+
 def _export(trainer: Any, folder: Path) -> None:
     """Write the final model or adapter so that from_pretrained loads it; a collective under sharding.
 
@@ -177,7 +188,6 @@ def _export(trainer: Any, folder: Path) -> None:
         trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(folder))
     if trainer.args.should_save:
-        weights = [path for path in folder.glob("*.safetensors") if path.stat().st_size]
-        if not weights:
-            raise TrainError(f"the final model was not written to {folder}: use the last checkpoint")
+        if not _tensors_in(folder):
+            raise TrainError(f"the final model in {folder} holds no tensors: use the last checkpoint")
         print(f"final model: {folder}", flush=True)
