@@ -254,7 +254,8 @@ def _batch(f: dict[str, str], fields: dict[str, object]) -> dict[str, object]:
     if not dynamic:
         micro = _first_int(text)
     if found := re.search(r"local batch (\d+)", text):
-        micro, micro_batches = 1, int(found.group(1))
+        micro_batches = _pipeline_micro_batches(f, int(found.group(1)), int(fields["pp"]))  # type: ignore[call-overload]
+        micro = int(found.group(1)) // micro_batches
     if "global or micro not stated" in text:
         raise Inexpressible("whether the batch is global or per GPU is not stated")
     accum_text = f["grad_accum"]
@@ -274,6 +275,16 @@ def _batch(f: dict[str, str], fields: dict[str, object]) -> dict[str, object]:
     elif int(fields["pp"]) > 1:  # type: ignore[call-overload]
         batch["micro_batches"] = accum
     return batch
+
+
+# torchtitan's `pipeline_parallel_microbatch_size`, default 1, replaced `pipeline_parallel_microbatches`,
+# default the pipeline's degree, in the spring of 2025 (torchtitan, distributed/pipeline.py).
+MICRO_BATCH_OF_ONE = "2025-04"
+
+
+def _pipeline_micro_batches(f: dict[str, str], local_batch: int, pp: int) -> int:
+    """Into how many micro-batches a pipeline cuts a local batch where the source names only that."""
+    return pp if f["source_date"] < MICRO_BATCH_OF_ONE else local_batch
 
 
 def _checkpointing(text: str) -> str:
