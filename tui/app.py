@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import sys
 from typing import TYPE_CHECKING
 
 from ftdash.tui import splash
@@ -39,6 +40,10 @@ def open_app(argv: list[str], run: RunDir | None = None, pane: str | None = None
     Raises UserError for bad flags and RunError for a run that cannot be found, before the first frame.
     """
     arguments = _arguments(argv)
+    if sys.stdout.isatty() and not sys.stderr.isatty():
+        # The screen is drawn into stderr and would stay empty; a person looks at the terminal at stdout.
+        print("ftdash: stderr is no terminal, but the screen is drawn there: start it without 2> or 2>&1")
+        return 2
     if arguments.run is not None and run is None:
         from ftdash.monitor.rundir import find_run
 

@@ -6,8 +6,9 @@ import shlex
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from textual.message import Message
@@ -15,7 +16,54 @@ from textual.message import Message
 from ftdash.engine.check.findings import Finding
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.plan import Plan, PlanError
-from ftdash.monitor.rundir import RunDir, RunError
+from ftdash.monitor.rundir import RunDir, RunError, list_runs
+
+if TYPE_CHECKING:
+    from ftdash.engine.slurm.options import SlurmOptions
+
+LONGEST_FILE = 100_000  # characters compared of one file
+RUNS_LOOKED_AT = 500  # newest runs among which the last one of a name is sought
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmFields:
+    """What is typed for a job under Slurm, as text; empty leaves the choice to the cluster."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time: str = ""
+    memory: str = ""
+    cpus_per_task: str = ""
+    constraint: str = ""
+    exclude: str = ""
+    container: str = ""
+    modules: str = ""  # separated by blanks
+    directives: str = ""  # further sbatch options, separated by blanks
+
+    def options(self, nodes: int) -> SlurmOptions:
+        """Raises LaunchError naming the option."""
+        from ftdash.engine.slurm.options import SlurmOptions
+
+        if self.cpus_per_task and not self.cpus_per_task.isdecimal():
+            raise LaunchError(f"--cpus-per-task {self.cpus_per_task!r}: must be a whole number")
+        try:
+            return SlurmOptions(
+                nodes=nodes,
+                partition=self.partition,
+                account=self.account,
+                qos=self.qos,
+                time=self.time,
+                memory=self.memory,
+                cpus_per_task=int(self.cpus_per_task) if self.cpus_per_task else None,
+                constraint=self.constraint,
+                exclude=self.exclude,
+                container=self.container,
+                modules=tuple(self.modules.split()),
+                directives=tuple(shlex.split(self.directives)),
+            )
+        except ValueError as error:  # SlurmOptionError, or a quotation mark without its partner
+            raise LaunchError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +77,15 @@ class Wanted:
     device: str = "auto"
     name: str = ""
     command: str = ""
+    backend: str = "local"
+    nodes: int = 1
+    hosts: str = ""  # hosts file of the ssh backend
+    slurm: SlurmFields = SlurmFields()
+    switches: tuple[str, ...] = ()  # names of debug switches
 
     def spec(self, runs_root: str | None) -> LaunchSpec:
-        """Raises LaunchError for a command line that cannot be split."""
-        from ftdash.engine.launch.spec import Device
+        """Raises LaunchError for a command line that cannot be split or an option Slurm could not take."""
+        from ftdash.engine.launch.spec import Backend, Device
 
         try:
             command = tuple(shlex.split(self.command))
@@ -45,6 +98,10 @@ class Wanted:
             steps=self.steps or None,
             out=Path(self.out).expanduser() if self.out else None,
             device=Device(self.device),
+            backend=Backend(self.backend),
+            nodes=1 if self.backend == Backend.LOCAL else self.nodes,
+            slurm=self.slurm.options(self.nodes) if self.backend == Backend.SLURM else None,
+            hosts=Path(self.hosts).expanduser() if self.hosts else None,
             name=self.name,
             runs=Path(runs_root) if runs_root else None,
         )
@@ -72,6 +129,14 @@ class Stopped(Message):
     def __init__(self, run: RunDir, trouble: str = "") -> None:
         super().__init__()
         self.run, self.trouble = run, trouble
+
+
+class Differed(Message):
+    """The lines of a unified diff against the newest run of the same name; no run: none has that name."""
+
+    def __init__(self, run: str, lines: tuple[str, ...], trouble: str = "") -> None:
+        super().__init__()
+        self.run, self.lines, self.trouble = run, lines, trouble
 
 
 Post = Callable[[Message], object]
@@ -126,16 +191,90 @@ def start(wanted: Wanted, runs_root: str | None, post: Post) -> None:
     """Launch; the answer is a Launched message."""
 
     def launching() -> None:
-        from ftdash.engine.launch.local import launch
-
         try:
-            post(Launched(launch(wanted.spec(runs_root))))
+            post(Launched(_launch(wanted, runs_root)))
         except (LaunchError, RunError, PlanError, OSError) as error:
             post(Launched(None, " ".join(str(error).split())))
         except Exception as error:
             post(Launched(None, f"launch failed: {type(error).__name__}: {error}"))
 
     in_thread(launching)
+
+
+def _launch(wanted: Wanted, runs_root: str | None) -> RunDir:
+    """On the wanted backend, with the debug switches in the environment of the ranks."""
+    from ftdash.engine.launch import local
+    from ftdash.engine.launch.spec import Backend
+
+    spec = wanted.spec(runs_root)
+    if wanted.switches and spec.backend is not Backend.LOCAL:
+        raise LaunchError("debug switches: set from here on this machine only; elsewhere, export them there")
+    if spec.backend is Backend.SLURM:
+        from ftdash.engine.slurm.submit import submit
+
+        return submit(spec)
+    if spec.backend is Backend.SSH:
+        from ftdash.engine.ssh.launch import launch as launch_over_ssh
+
+        return launch_over_ssh(spec)
+    if not wanted.switches:
+        return local.launch(spec)
+    from ftdash.engine.configs.debug_switches import environment
+
+    switched = dict(assignment.split("=", 1) for assignment in environment(list(wanted.switches)))
+    prepared = local.prepare(spec)
+    prepared.manifest.env = {**prepared.manifest.env, **switched}
+    prepared.run.write_manifest(prepared.manifest)
+    local.start_agent(replace(prepared, env={**prepared.env, **switched}))
+    return prepared.run
+
+
+def differ(wanted: Wanted, runs_root: str | None, post: Post) -> None:
+    """Compare the wanted files with those of the newest run of the same name; answers with Differed."""
+
+    def differing() -> None:
+        try:
+            post(difference(wanted, runs_root))
+        except Exception as error:  # as with the checks: a line, not the end of the screen
+            post(Differed("", (), " ".join(str(error).split()) or type(error).__name__))
+
+    in_thread(differing)
+
+
+def difference(wanted: Wanted, runs_root: str | None) -> Differed:
+    """Raises ConfigError, PlanError or ModelError in one line."""
+    import difflib
+
+    from ftdash.engine.configs import TrainArgs, generate
+    from ftdash.engine.model.load import resolve
+
+    shape = resolve(wanted.plan)
+    name = wanted.name or shape.name
+    last = newest_named(name, runs_root)
+    if last is None:
+        return Differed("", (), f"no run is named {name} yet")
+    arguments = TrainArgs(model=wanted.plan.model or "MODEL", output_dir=wanted.out or "out")
+    files = generate(wanted.plan, shape=shape, train_args=arguments).files
+    lines: list[str] = []
+    for file, content in sorted(files.items()):
+        try:
+            before = (last.config / file).read_text(errors="replace")[:LONGEST_FILE]
+        except OSError:
+            before = ""
+        both = before.splitlines(), content[:LONGEST_FILE].splitlines()
+        lines += difflib.unified_diff(*both, f"{last.run_id}/{file}", f"now/{file}", lineterm="", n=1)
+    return Differed(last.run_id, tuple(lines))
+
+
+def newest_named(name: str, runs_root: str | None) -> RunDir | None:
+    """The newest run whose manifest has this name."""
+    for run in reversed(list_runs(runs_root)[-RUNS_LOOKED_AT:]):
+        try:
+            if run.read_manifest().name == name:
+                return run
+        except RunError:
+            continue
+    return None
 
 
 def stop(run: RunDir, post: Post, *, save: bool = False) -> None:

@@ -118,7 +118,7 @@ async def test_the_rank_in_the_reward_call_is_named_and_its_stack_shown(tmp_path
             text = screen_text(app)
             assert "evidence 4 of 4 ranks" in text
             assert "score_completions" in text
-            assert "rewards.py:88   ← first own line" in text
+            assert "rewards.py:88 ← first own line" in text
             await pilot.press("down")
             await pilot.pause()
             assert "rank 0 on host-0" in screen_text(app)

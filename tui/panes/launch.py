@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import on
@@ -18,26 +18,24 @@ from textual.widgets import Static
 
 from ftdash.engine.check.findings import Severity
 from ftdash.engine.configs import TrainArgs
-from ftdash.engine.hardware import HardwareError
 from ftdash.engine.launch.demo import demo_spec
-from ftdash.engine.launch.spec import Device
+from ftdash.engine.launch.spec import Backend, Device
 from ftdash.engine.model.load import ModelError, resolve
 from ftdash.engine.plan import Plan, PlanError
-from ftdash.engine.planner import evaluate
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import launching, theme
-from ftdash.tui.launching import Checked, Launched, Stopped, Wanted
+from ftdash.tui.launching import Checked, Differed, Launched, Stopped, Wanted
 from ftdash.tui.messages import Changed, RunChosen
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.panes.config import config_text
+from ftdash.tui.panes.launch_inputs import backend_controls, diff_text, job_text, switches_text, with_value
 from ftdash.tui.widgets.check_list import CheckList
 from ftdash.tui.widgets.choice import Choice
-from ftdash.tui.widgets.lines import Line, LineWidget
+from ftdash.tui.widgets.launch_summary import NextAction, PlanSummary
 from ftdash.tui.widgets.log_view import LogView
 from ftdash.tui.widgets.slider import Slider, geometric
-from ftdash.tui.widgets.stacked_bar import VERDICT_LOOK
 from ftdash.tui.widgets.text_field import TextField
 
 CHECK_AFTER_S = 0.4
@@ -45,100 +43,26 @@ NEW_LOGS_AFTER_S = 5.0
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
 
 
-class NextAction(LineWidget, can_focus=True):
-    """The one obvious thing to do now: start what is described, or stop what runs."""
-
-    HELP = "Enter does what the line says."
-    HINTS = "enter do it"
-    BINDINGS: ClassVar = [
-        Binding("enter,space", "act", "Act", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
-    ]
-
-    def __init__(self) -> None:
-        super().__init__(id="next-action", classes="control")
-        self.sentence, self.style = "", theme.OK
-
-    def show(self, sentence: str, *, loud: bool = False) -> None:
-        self.sentence = sentence
-        self.style = theme.WARN if loud else theme.OK
-        self.redraw()
-
-    def draw(self, width: int, height: int) -> list[Line]:
-        focus = self.has_focus
-        mark = theme.GLYPHS.pointer if focus else theme.GLYPHS.closed
-        return [((fmt.fit(f"{mark} {self.sentence}", width), theme.BOLD + self.style),)]
-
-    def action_act(self) -> None:
-        self.run_action_of_pane()
-
-    def run_action_of_pane(self) -> None:
-        pane = next(node for node in self.ancestors if isinstance(node, LaunchPane))
-        pane.action_start()
-
-    def on_focus(self) -> None:
-        self.redraw()
-
-    def on_blur(self) -> None:
-        self.redraw()
-
-    def on_click(self) -> None:
-        self.action_act()
-
-
-class PlanSummary(LineWidget):
-    """The plan in two lines."""
-
-    def __init__(self) -> None:
-        super().__init__(id="plan-summary")
-        self.lines: list[Line] = []
-
-    def show(self, wanted: Wanted) -> None:
-        self.lines = summary(wanted)
-        self.redraw()
-
-    def draw(self, width: int, height: int) -> list[Line]:
-        return self.lines
-
-
-def summary(wanted: Wanted) -> list[Line]:
-    """Model, strategy and ranks; then whether it fits, or the own command."""
-    if wanted.command:
-        return [((" own command ", theme.DIM), (fmt.clean(wanted.command), theme.BOLD))]
-    plan, times = wanted.plan, theme.GLYPHS.times
-    name = plan.model or plan.config or f"{fmt.count(plan.params)} parameters"
-    first: Line = (
-        (f" {fmt.clean(name)}", theme.BOLD),
-        (f"  {plan.strategy} {times} {plan.gpus}  {plan.method}  ", theme.TEXT),
-        (f"{plan.micro_batch} {times} {plan.grad_accum} {times} {plan.seq_len:,} tokens a rank", theme.DIM),
-    )
-    if wanted.device == "cpu":
-        return [first, ((" on this CPU: sizes and speed of the plan are for GPUs", theme.DIM),)]
-    try:
-        prediction = evaluate(plan)
-    except (PlanError, ModelError, HardwareError) as error:
-        return [first, ((f" {theme.GLYPHS.no} {fmt.clean(str(error))}", theme.BAD),)]
-    symbol, word, style = VERDICT_LOOK[prediction.verdict]
-    sizes = f"{fmt.gb(prediction.memory.device)} of {fmt.gb(prediction.memory.capacity)} GB on {plan.gpu}"
-    speed = f"  {fmt.rate(prediction.time.tokens_per_s_per_gpu)} tokens/s per GPU ~"
-    return [first, ((f" {symbol} {word} ", style), (sizes + speed, theme.DIM))]
-
-
 class LaunchPane(Pane):
     TITLE = "Launch"
     HELP = (
-        "s starts the run, k stops the one that is watched (it asks for the word stop first),\n"
-        "c shows command and files, o takes a launcher command of your own instead of the plan.\n"
+        "s starts the run, r rehearses it first: a small model, the same mesh, on this CPU.\n"
+        "k stops the run that is watched (it asks for the word stop first), c shows command and files,\n"
+        "v what differs from the last run of this name, w the debug switches, Q the queue of Slurm,\n"
+        "o takes a launcher command of your own instead of the plan.\n"
         "The log follows the watched run; R chooses another one. Runs outlive this screen."
     )
-    HINTS = "s start  k stop  c config  o own command  R runs"
+    HINTS = "s start  r rehearse  k stop  c config  v diff  w switches  o own command  Q queue  R runs"
 
     BINDINGS: ClassVar = [
         Binding("s", "start", "Start", show=False),
         Binding("k", "stop", "Stop", show=False),
         Binding("c", "config", "Config", show=False),
         Binding("o", "own", "Own command", show=False),
+        Binding("r", "rehearse", "Rehearse on this CPU", show=False),
+        Binding("v", "differ", "Diff against the last run", show=False),
+        Binding("w", "switches", "Debug switches", show=False),
+        Binding("Q", "queue", "Queue of Slurm", show=False),
     ]
 
     def __init__(self) -> None:
@@ -150,6 +74,8 @@ class LaunchPane(Pane):
         self._starting = False
         self._check_timer: Timer | None = None
         self._logs_of, self._look_again = "", 0.0
+        self._diff_shown = False
+        self._refused = ""  # why the last start was refused, until an input changes
 
     def compose(self) -> ComposeResult:
         with Container(id="launch-left"):
@@ -165,6 +91,7 @@ class LaunchPane(Pane):
                 devices = [(kind.value, kind.value) for kind in Device]
                 yield Choice("device", "Device", devices, self.wanted.device)
                 yield TextField("name", "Name", self.wanted.name, empty="from the model")
+                yield from backend_controls(self.wanted)
             yield CheckList(id="checks")
         with Container(id="launch-right"):
             with VerticalScroll(id="preview", classes="framed", can_focus=True) as preview:
@@ -173,6 +100,7 @@ class LaunchPane(Pane):
             yield LogView(id="log")
 
     def on_mount(self) -> None:
+        self._show_backend()
         self._changed()
 
     def first_focus(self) -> Widget:
@@ -183,6 +111,7 @@ class LaunchPane(Pane):
 
     def take_plan(self, plan: Plan) -> None:
         """The Plan pane hands over; what was typed here stays."""
+        self._refused = ""
         self.wanted = replace(self.wanted, plan=plan, command="", device="auto", name="")
         self.query_one("#in-device", Choice).set_value("auto", tell=False)
         self.query_one("#in-name", TextField).set_value("", tell=False)
@@ -191,9 +120,15 @@ class LaunchPane(Pane):
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:
         event.stop()
-        value: Any = int(event.value) if event.name == "steps" else str(event.value)
-        self.wanted = replace(self.wanted, **{event.name: value})
+        self._refused = ""
+        self.wanted = with_value(self.wanted, event.name, event.value)
+        if event.name == "backend":
+            self._show_backend()
         self._changed()
+
+    def _show_backend(self) -> None:
+        for backend in Backend:
+            self.set_class(self.wanted.backend == backend, f"-{backend}")
 
     def _changed(self) -> None:
         self.query_one(PlanSummary).show(self.wanted)
@@ -204,9 +139,26 @@ class LaunchPane(Pane):
 
     def _check(self) -> None:
         launching.check(self.wanted, self.post_message)
+        self._show_preview()
+
+    def _show_preview(self) -> None:
+        preview = self.query_one("#preview")
+        if self._diff_shown and not self.wanted.command:
+            preview.border_title = "Diff against the last run of this name"
+            launching.differ(self.wanted, self.cockpit.runs_root, self.post_message)
+            return
+        preview.border_title = "Command and config"
         self.query_one("#preview-text", Static).update(self._preview())
 
     def _preview(self) -> Text:
+        text = self._plan_preview()
+        if self.wanted.backend == Backend.SLURM:
+            text = Text("\n").join([job_text(self.wanted), text])
+        if self.wanted.switches:
+            text = Text("\n").join([switches_text(self.wanted.switches), text])
+        return text
+
+    def _plan_preview(self) -> Text:
         if self.wanted.command:
             return Text(fmt.clean(self.wanted.command), theme.BOLD)
         arguments = TrainArgs(
@@ -231,13 +183,52 @@ class LaunchPane(Pane):
         action = self.query_one(NextAction)
         if self._starting:
             action.show("starting…", loud=True)
+        elif self._refused:
+            action.show(f"refused: {fmt.clean(self._refused)}", loud=True)
         elif trouble:
             action.show(f"look at the checks first: {fmt.clean(trouble)}", loud=True)
         else:
             ranks = "this command" if self.wanted.command else fmt.plural(self.wanted.plan.gpus, "rank")
-            action.show(f"start {ranks}, {self.wanted.steps:,} steps")
+            verb = {"slurm": "submit to Slurm:", "ssh": "start over ssh:"}.get(self.wanted.backend, "start")
+            action.show(f"{verb} {ranks}, {self.wanted.steps:,} steps")
 
     # Acting
+
+    @on(NextAction.Act)
+    def _act(self) -> None:
+        self.action_start()
+
+    def action_rehearse(self) -> None:
+        from ftdash.tui.panes.rehearsal import RehearsalScreen
+
+        if self.wanted.command:
+            self.cockpit.notice("only a plan can be rehearsed, not a command", severity="warning")
+            return
+        self.app.push_screen(RehearsalScreen(self.wanted.plan))
+
+    def action_differ(self) -> None:
+        self._diff_shown = not self._diff_shown
+        self._show_preview()
+
+    @on(Differed)
+    def _differed(self, event: Differed) -> None:
+        if self._diff_shown:
+            self.query_one("#preview-text", Static).update(diff_text(event))
+
+    def action_switches(self) -> None:
+        from ftdash.tui.panes.switches import SwitchesScreen
+
+        def chosen(names: tuple[str, ...] | None) -> None:
+            if names is not None:
+                self.wanted = replace(self.wanted, switches=names)
+                self._changed()
+
+        self.app.push_screen(SwitchesScreen(self.wanted.switches), chosen)
+
+    def action_queue(self) -> None:
+        from ftdash.tui.panes.queue import QueueScreen
+
+        self.app.push_screen(QueueScreen())
 
     def action_start(self) -> None:
         if self._starting:
@@ -248,11 +239,10 @@ class LaunchPane(Pane):
 
     @on(Launched)
     def _launched(self, event: Launched) -> None:
-        self._starting = False
+        self._starting, self._refused = False, event.trouble
         self._show_action()
         if event.run is None:
             self.cockpit.notice(event.trouble, severity="error")
-            self.query_one(NextAction).show(f"refused: {event.trouble}", loud=True)
             return
         self.cockpit.notice(f"started {event.run.run_id}: 3 shows its ranks")
         self.app.post_message(RunChosen(event.run))
@@ -290,6 +280,7 @@ class LaunchPane(Pane):
 
     def action_own(self) -> None:
         def typed(text: str) -> None:
+            self._refused = ""
             self.wanted = replace(self.wanted, command=text.strip())
             self._changed()
 

@@ -42,7 +42,7 @@ START = Plan(
 )
 NEIGHBOURS_AFTER_S = 0.12  # the strip and the advice follow when a slider rests this long
 MORE_AFTER_S = 0.5
-ROOM_FOR_MORE = 42  # lines
+ROOM_FOR_MORE = 34  # lines
 LARGEST_PLAN = 1_000_000  # bytes of a saved plan
 
 
@@ -148,7 +148,7 @@ class PlanPane(Pane):
     def _show_inputs(self) -> None:
         if self.prediction is not None:
             model = self.prediction.model
-            words = f"{fmt.count(model.total_params)} parameters"
+            words = f"{fmt.count(model.total_params)}"
             if model.active_params != model.total_params:
                 words += f", {fmt.count(model.active_params)} active"
             if model.trainable_params != model.total_params:

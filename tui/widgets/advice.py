@@ -32,19 +32,26 @@ class AdviceList(Grid):
         self.border_title = (
             f"Advice {len(advice)}" if advice else f"Advice {theme.GLYPHS.fits} nothing to say"
         )
-        room = max(16, self.size.width - SAVES_WIDTH - SPEED_WIDTH - 5)
+        room = max(16, self.size.width - sum(self._figure_widths()) - 5)
         rows: list[AdviceRow] = []
         for one in self.advice:
             lines = textwrap.wrap(fmt.clean(one.text), room) or [""]
             rows += [(one, number, line) for number, line in enumerate(lines)]
         self.set_items(rows)
 
+    def _figure_widths(self) -> tuple[int, int]:
+        """Widths of what is saved and of the speed: nothing where no advice has the figure."""
+        saves = any(one.saves_bytes > 0 for one in self.advice)
+        speed = any(abs(one.speed - 1) >= 0.01 for one in self.advice)
+        return SAVES_WIDTH * saves, SPEED_WIDTH * speed
+
     def columns(self) -> Sequence[Column]:
+        saves, speed = self._figure_widths()
         return [
             Column("mark", "", 1),
             Column("text", "", 16, grow=True),
-            Column("saves", "", SAVES_WIDTH, right=True),
-            Column("speed", "", SPEED_WIDTH, right=True),
+            Column("saves", "", saves, right=True),
+            Column("speed", "", speed, right=True),
         ]
 
     def identity(self, item: AdviceRow) -> Hashable:

@@ -13,7 +13,7 @@ from ftdash.tui.format import fit
 from ftdash.tui.widgets.lines import Line, LineWidget
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-LABEL_WIDTH = 8
+LABEL_WIDTH = 8  # at most
 
 
 def resample(values: Sequence[float | None], columns: int) -> list[float | None]:
@@ -164,8 +164,13 @@ class BrailleChart(LineWidget):
             self.border_title = title
         self.redraw()
 
+    def _label_width(self) -> int:
+        limits = bounds((self.values, self.other), self.plan)
+        return min(LABEL_WIDTH, max(len(self.fmt(limit)) for limit in limits)) if limits else LABEL_WIDTH
+
     def draw(self, width: int, height: int) -> list[Line]:
-        field = width - LABEL_WIDTH - 1
+        label_width = self._label_width()
+        field = width - label_width - 1
         if field < 4 or height < 1:
             return [((fit(self.fmt(self.values[-1] if self.values else None), width), theme.TEXT),)]
         first, second = resample(list(self.values), field * 2), resample(list(self.other), field * 2)
@@ -181,6 +186,6 @@ class BrailleChart(LineWidget):
         rows = canvas.rows((self.style, theme.VIOLET, theme.DIM), theme.GLYPHS.ascii)
         labels = {0: self.fmt(high), height - 1: self.fmt(low)} if height > 1 else {0: self.fmt(first[-1])}
         return [
-            (*row, (" " + fit(labels.get(index, ""), LABEL_WIDTH, right=True), theme.DIM))
+            (*row, (" " + fit(labels.get(index, ""), label_width, right=True), theme.DIM))
             for index, row in enumerate(rows)
         ]

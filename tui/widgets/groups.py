@@ -46,11 +46,12 @@ class GroupTable(Grid):
 
     def columns(self) -> Sequence[Column]:
         widest = max((len(fmt.ranks(group.ranks)) for group, _ in self.items), default=6)
+        doing = max((len(fmt.clean(group.collective or group.phase)) for group, _ in self.items), default=8)
         return [
             Column("mark", "", 1),
             Column("ranks", "ranks", max(6, min(18, widest))),
             Column("count", "n", 5, right=True),
-            Column("doing", "in", 12, drop=1),
+            Column("doing", "in", max(8, min(20, doing)), drop=1),
             Column(
                 "frames", "innermost call ‹ its callers" if not theme.GLYPHS.ascii else "calls", 20, grow=True
             ),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding
 
 from ftdash.monitor.diagnosis.model import RankEvidence, Thread
@@ -64,6 +65,13 @@ def stack_rows(evidence: RankEvidence, *, all_threads: bool = False) -> list[Sta
     elif len(process.threads) > 1:
         add(f"{len(process.threads) - 1} more threads: t shows them", heading=True)
     return rows
+
+
+def fit_end(text: str, width: int) -> str:
+    """At most `width` cells, cut at the start: the end holds the file's name and the line."""
+    while cell_len(text) > max(1, width):
+        text = "…" + text[2:]
+    return text
 
 
 def main_thread(threads: Sequence[Thread]) -> list[Thread]:
@@ -147,9 +155,11 @@ class StackView(Grid):
     def cells(self, item: StackRow, columns: Sequence[Column]) -> Line:
         if item.heading or not item.where:
             return ((item.name, theme.DIM if item.heading else theme.TEXT),)
-        where = (
-            item.where + ("   <- first own line" if theme.GLYPHS.ascii else "   ← first own line") * item.own
-        )
+        room = columns[-1].width
+        mark = "" if not item.own else " <- first own line" if theme.GLYPHS.ascii else " ← first own line"
+        if len(item.where) + len(mark) > room:
+            mark = mark[:3]
+        where = fit_end(item.where, room - len(mark)) + mark
         return (
             (item.name, theme.BOLD if item.own else theme.TEXT),
             (where, theme.WARN if item.own else theme.DIM),

@@ -1,0 +1,108 @@
+"""Inputs of the Launch pane that depend on the backend, and what they become: job script, exports, diff."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+from textual.widget import Widget
+
+from ftdash.engine.launch.spec import Backend, LaunchError
+from ftdash.tui import format as fmt
+from ftdash.tui import theme
+from ftdash.tui.launching import Differed, SlurmFields, Wanted
+from ftdash.tui.widgets.choice import Choice
+from ftdash.tui.widgets.slider import Slider, geometric
+from ftdash.tui.widgets.text_field import TextField
+
+SLURM_FIELDS = tuple(field.name for field in fields(SlurmFields))
+LABELS = {"cpus_per_task": "CPUs a node", "qos": "QOS"}
+EXAMPLES = {
+    "time": "the partition's limit, or 8:00:00, 1-12",
+    "memory": "the partition's, or 200G a node",
+    "cpus_per_task": "the cluster's",
+    "container": "none, or an image",
+    "modules": "none, or cuda/12.8 …",
+    "directives": "none, or --switches=1 …",
+}
+
+
+def backend_controls(wanted: Wanted) -> Iterator[Widget]:
+    """The backend, then the fields of each; the pane's class shows those of the chosen one."""
+    yield Choice("backend", "Backend", [(kind.value, kind.value) for kind in Backend], wanted.backend)
+    nodes = Slider("nodes", "Nodes", geometric(1, 128, 8), wanted.nodes, fmt=fmt.number, log=True)
+    nodes.add_class("of-slurm", "of-ssh")
+    yield nodes
+    hosts = TextField("hosts", "Hosts file", wanted.hosts, empty="needed: NAME [slots=N] a line")
+    hosts.add_class("of-ssh")
+    yield hosts
+    for name in SLURM_FIELDS:
+        field = TextField(
+            name,
+            LABELS.get(name, name.capitalize()),
+            getattr(wanted.slurm, name),
+            empty=EXAMPLES.get(name, "the cluster's default"),
+        )
+        field.add_class("of-slurm")
+        yield field
+
+
+def with_value(wanted: Wanted, name: str, value: float | str) -> Wanted:
+    """`wanted` with one input changed."""
+    if name in SLURM_FIELDS:
+        typed: dict[str, Any] = {name: str(value)}
+        return replace(wanted, slurm=replace(wanted.slurm, **typed))
+    changed: dict[str, Any] = {name: int(value) if name in ("steps", "nodes") else str(value)}
+    return replace(wanted, **changed)
+
+
+def job_text(wanted: Wanted) -> Text:
+    """The batch script as it would be submitted; an option Slurm could not take is its one line."""
+    from ftdash.engine.slurm.script import batch_script, directives
+    from ftdash.engine.slurm.submit import spread
+
+    try:
+        _, options = spread(wanted.spec(None))
+    except LaunchError as error:
+        return Text(f"{theme.GLYPHS.no} {fmt.clean(str(error))}\n", theme.BAD)
+    text = Text()
+    text.append("job.sbatch\n", theme.ACCENT_BOLD)
+    for line in batch_script(Path("RUN"), options, python=sys.executable).splitlines():
+        comment = theme.BOLD if line.startswith("#SBATCH") else theme.DIM
+        text.append(fmt.clean(line) + "\n", comment if line.startswith("#") else theme.TEXT)
+    _, arguments = directives(options)
+    if arguments:
+        text.append("given to sbatch itself: ", theme.DIM)
+        text.append(fmt.clean(" ".join(arguments)) + "\n", theme.TEXT)
+    return text
+
+
+def switches_text(names: tuple[str, ...]) -> Text:
+    """The exports of the chosen debug switches, each with its price."""
+    from ftdash.engine.configs.debug_switches import SWITCHES
+
+    text = Text()
+    text.append("debug switches\n", theme.ACCENT_BOLD)
+    for switch in SWITCHES:
+        if switch.name in names:
+            text.append(switch.assignment, theme.BOLD)
+            text.append(f"  price: {switch.price}\n", theme.WARN)
+    return text
+
+
+def diff_text(found: Differed) -> Text:
+    """The diff in colours; without a difference, a sentence."""
+    if found.trouble:
+        return Text(fmt.clean(found.trouble), theme.WARN)
+    if not found.lines:
+        return Text(f"{theme.GLYPHS.fits} the same files as {fmt.clean(found.run)}", theme.OK)
+    text = Text()
+    for line in found.lines:
+        mark = line[:1]
+        style = {"+": theme.OK, "-": theme.BAD, "@": theme.ACCENT}.get(mark, theme.DIM)
+        text.append(fmt.clean(line) + "\n", style)
+    return text
