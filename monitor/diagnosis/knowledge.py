@@ -329,6 +329,7 @@ _PHASES: tuple[tuple[Phase, tuple[str, ...], str | None], ...] = (
         ("forward", "compute_loss", "_exec_forward_pass", "pre_sub_module_forward_function"),
         None,
     ),
+    (Phase.FORWARD, ("loss_fn", "loss_func"), None),
     (Phase.FORWARD, ("_pre_forward", "_post_forward", "pre_forward"), None),
     (Phase.OPTIMIZER, ("optimizer_step", "_optimizer_step", "clip_grad_norm_", "_take_model_step"), None),
     (Phase.OPTIMIZER, ("step", "zero_grad"), r"torch/optim|optimizer|bitsandbytes"),
@@ -383,7 +384,7 @@ _OWN_WORDS: tuple[tuple[Phase, str], ...] = (
     (Phase.GENERATE, "generate|generation|rollout|reward|rewards"),
     (Phase.TEARDOWN, "teardown|cleanup|shutdown|close|destroy"),
     (Phase.INIT, "init|setup|initialize"),
-    (Phase.FORWARD, "forward|loss"),
+    (Phase.FORWARD, "forward"),
     (Phase.BACKWARD, "backward"),
     (Phase.TRAIN, "train|training|fit|epoch"),
 )

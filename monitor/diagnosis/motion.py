@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis import frames, source
 from ftdash.monitor.diagnosis.frames import Origin, Reading
 from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, Phase
-from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, RankEvidence
+from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, RankEvidence, Thread
 
 _BUSY = 0.3  # of one core
 _CHILD_BUSY = 0.03
@@ -73,8 +72,15 @@ class Motion:
         return ", ".join(said)
 
 
-def _key(threads: Sequence[object]) -> tuple[object, ...]:
-    return tuple((f.short, f.file, f.line) for t in threads for f in t.frames)  # type: ignore[attr-defined]
+_PYTHON = frozenset({Origin.OWN, Origin.LIBRARY, Origin.STDLIB})
+
+
+def _key(thread: Thread, *, python_only: bool = False) -> tuple[object, ...]:
+    return tuple(
+        (frame.short, frame.file, frame.line)
+        for frame in thread.frames
+        if not python_only or frames.origin(frame) in _PYTHON
+    )
 
 
 def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: float) -> bool:
@@ -85,7 +91,7 @@ def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: fl
     main_before, main_after = frames.main_thread(before.threads), frames.main_thread(after.threads)
     if main_before is None or main_after is None:
         return False
-    return _key([main_before]) != _key([main_after])
+    return _key(main_before) != _key(main_after)
 
 
 def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
@@ -102,7 +108,9 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
     first, second = frames.main_thread(before.threads), frames.main_thread(after.threads)
     changed = line_changed = False
     if first is not None and second is not None:
-        one, two = _key([first]), _key([second])
+        # A dump with native frames holds more than one without: that is no movement.
+        mixed = before.process.source != after.process.source
+        one, two = _key(first, python_only=mixed), _key(second, python_only=mixed)
         changed = one != two
         line_changed = one[:1] != two[:1]
     children = {child.pid: child for child in before.children}
@@ -155,12 +163,15 @@ def _tight_loop(motion: Motion, first: Reading, second: Reading, gil: bool) -> b
 def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bool:
     """For a rank outside of any collective: whether it gets on with work that will end.
 
-    A sleep or a wait without end shows nothing; a poll shows wake-ups at one and the same line; a tight
-    loop burns a core without calling anything. Work changes its stack, moves bytes, grows, uses a core in
+    A sleep or a wait without end shows nothing; a poll shows wake-ups at one and the same line, or a loop
+    in the source that only sleeps until a condition holds, in any phase; a tight loop burns a core without
+    calling anything. Work changes its stack, moves bytes, grows, uses a core in
     native code, or wakes up in a phase that is known to be slow.
     """
     if motion.beat_changed or motion.children_move or motion.transfers:
         return True
+    if _same_own_function(first, second) and second.own is not None and source.polls(second.own):
+        return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
     if slow_phase and (
         motion.written_bytes or motion.busy or motion.sleeps >= _SLEEPS or motion.stack_changed

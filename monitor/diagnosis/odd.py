@@ -6,11 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 from ftdash.monitor.diagnosis import frames, source
+from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, Phase
-from ftdash.monitor.diagnosis.model import Verdict
+from ftdash.monitor.diagnosis.model import Frame, Verdict
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
+
+_SURE_AFTER_S = 2.0  # a backward without a visible collective is only odd when it was seen for so long
 
 
 def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[list[View], bool]:
@@ -86,9 +89,6 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         elif len({_coarse_phase(view) for view in phase_odd}) > 1:
             first = min(_coarse_number(view) for view in phase_odd)
             phase_odd = [view for view in phase_odd if _coarse_number(view) == first]
-        elif len({_coarse_phase(view) for view in phase_odd}) > 1:
-            first = min(PHASE_ORDER[Phase(_coarse_phase(view))] for view in phase_odd)
-            phase_odd = [view for view in phase_odd if PHASE_ORDER[Phase(_coarse_phase(view))] == first]
         return _mismatch(
             Kind.PHASE_MISMATCH, phase_odd, views, "stands in another phase than the others", 0.8, two
         )
@@ -102,6 +102,16 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
             if tied:
                 odd = _break_tie(views, key)
             return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
+    if len({_inner_lines(view) for view in views}) > 1:
+        return Verdict(
+            Kind.NETWORK,
+            (),
+            confidence(0.5, views, two=two),
+            "every rank is in the same call at the same place, but not at the same step inside of it: its "
+            "arguments (source, group, sizes) may differ between the ranks",
+            tuple(describe(view) for view in views[:4]),
+            _power_against(views),
+        )
     if two and len(views) == 1:
         return Verdict(
             Kind.NETWORK,
@@ -140,7 +150,24 @@ def _library_place(view: View) -> Hashable:
     main = frames.main_thread(view.evidence.threads)
     if main is None:
         return None
-    return tuple((frame.short, frame.line) for frame in main.frames[:40])
+    kept, inside = main.frames[:40], 0
+    while inside < len(kept) and _part_of_a_call(kept[inside]):
+        inside += 1
+    call = next((f.short for f in reversed(kept[:inside]) if frames.collective_of(f)), "")
+    return call, tuple((frame.short, frame.line) for frame in kept[inside:])
+
+
+def _part_of_a_call(frame: Frame) -> bool:
+    """Inside torch's own code of one collective call: how far each rank is there blames nobody."""
+    native = frames.origin(frame) is Origin.NATIVE
+    return native or frame.file.endswith(("distributed_c10d.py", "c10d_logger.py"))
+
+
+def _inner_lines(view: View) -> Hashable:
+    main = frames.main_thread(view.evidence.threads)
+    if main is None:
+        return None
+    return tuple((f.short, f.line) for f in main.frames if f.file.endswith("distributed_c10d.py"))
 
 
 def _mismatch(
@@ -166,16 +193,30 @@ def _mismatch(
     if any(view.reading.own and source.in_except_block(view.reading.own) for view in odd):
         evidence.append("its line stands in an except block: an error was caught on this rank only")
     op = odd[0].op or str(odd[0].wait)
+    sure = confidence(base, views, two=two)
+    against: tuple[str, ...] = ()
+    looked_s = max(view.motion.interval_s for view in odd)
+    if looked_s < _SURE_AFTER_S and _may_compute(odd[0], rest[0]):
+        sure = min(sure, 0.4)
+        against = ("backward shows no collective: it may be computing; look again over some seconds",)
     return Verdict(
         kind,
         tuple(
             view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
             for view in odd
         ),
-        confidence(base, views, two=two),
+        sure,
         f"rank {ranks_of(odd)} {text} ({op} against {rest[0].op or rest[0].wait})",
         tuple(evidence),
+        against,
     )
+
+
+def _may_compute(odd: View, other: View) -> bool:
+    """Whether one side is in a backward that shows no collective, as in any healthy step."""
+    one, two = odd.reading.own, other.reading.own
+    together = one is not None and two is not None and (one.name, one.file) == (two.name, two.file)
+    return odd.op == "backward" or (other.op == "backward" and together)
 
 
 def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:

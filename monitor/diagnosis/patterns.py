@@ -50,7 +50,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "pytorch/pytorch#25158",
     ),
     _pattern(
-        [Kind.SAVE_ON_ONE, Kind.OUTSIDE, Kind.PHASE_MISMATCH],
+        [Kind.SAVE_ON_ONE, Kind.PHASE_MISMATCH],
         "save_model save_pretrained save_checkpoint get_state_dict full_tensor state_dict __enter__",
         "call save_model on every rank, outside `if is_main_process`: the library writes on rank 0 only",
         "huggingface/transformers#10596",

@@ -121,6 +121,37 @@ def loop_may_break(frame: Frame) -> bool:
     return any(isinstance(inner, ast.Break | ast.Return) for loop in loops for inner in ast.walk(loop))
 
 
+_POLL_CALLS = frozenset({"sleep", "print", "debug", "info", "warning", "time", "monotonic", "perf_counter"})
+
+
+@lru_cache(maxsize=4096)
+def polls(frame: Frame) -> bool:
+    """Whether the line's innermost loop is a `while` that does nothing but sleep until something holds."""
+    loop = next(
+        (
+            node
+            for node, name in reversed(_around(frame))
+            if isinstance(node, ast.For | ast.While) and name in ("body", "test")
+        ),
+        None,
+    )
+    if not isinstance(loop, ast.While):
+        return False
+    leaving = [
+        item
+        for item in ast.walk(loop)
+        if isinstance(item, ast.If) and isinstance(item.body[-1], ast.Break | ast.Return | ast.Raise)
+    ]
+    asked = {node for item in leaving for part in (item.test, *item.body) for node in ast.walk(part)}
+    calls = {
+        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
+        for statement in loop.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and node not in asked
+    }
+    return "sleep" in calls and calls <= _POLL_CALLS
+
+
 def says_store(text: str) -> bool:
     return bool(_STORE_CALL.search(text))
 

@@ -41,8 +41,22 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     if waiting and any(not view.in_collective for view in outside):
         return _outside(waiting, outside, two)
     if waiting and not outside:
+        if working := _computing(waiting):
+            return _slow(working, [view for view in waiting if view not in working])
         return all_waiting(waiting, absent, two)
     return _nobody_waits(seen, waiting, two)
+
+
+def _computing(waiting: Sequence[View]) -> list[View]:
+    """Ranks at work in a backward that shows no collective, while the wait of the others uses no processor.
+
+    Where waits spin (NCCL), the others are busy as well, and nothing can be told.
+    """
+    working = [view for view in waiting if view.op == "backward" and view.motion.counted and view.motion.busy]
+    rest = [view for view in waiting if view not in working]
+    if not rest or any(view.motion.busy or not view.motion.counted for view in rest):
+        return []
+    return working
 
 
 def no_evidence(views: Sequence[View]) -> Verdict:

@@ -100,7 +100,17 @@ class View:
             worker_frame = frames.user_frame(frames.read_threads(child.threads))
             if worker_frame is not None:
                 text += f"; worker {child.pid}: {worker_frame}"
+        if self.wait is Wait.TEARDOWN and self.reading.own is None and (awaited := self._awaited_thread()):
+            text += f"; thread {awaited}"
         return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
+
+    def _awaited_thread(self) -> str:
+        """Name and own line of a thread that may keep the interpreter from ending, "" when there is none."""
+        main = frames.main_thread(self.evidence.threads)
+        for thread in self.evidence.threads:
+            if thread is not main and (own := frames.read_threads([thread]).own):
+                return f"{thread.name}: {own}"
+        return ""
 
     def guilty_child(self) -> ProcessEvidence | None:
         """The first worker that is stuck in code of its own, when this rank waits for its workers."""

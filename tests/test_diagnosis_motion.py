@@ -1,0 +1,133 @@
+"""What counts as movement between two looks, and what a short look may conclude."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ftdash.monitor.diagnosis import diagnose, source
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.model import Frame, ProcessEvidence, ProcState, RankEvidence, Sample, Thread
+from ftdash.monitor.diagnosis.motion import measure
+
+MODULE = Frame("<module>", "/home/u/train.py", 90)
+MAIN = Frame("main", "/home/u/train.py", 80)
+C10D = "torch/distributed/distributed_c10d.py"
+ALL_REDUCE = [Frame("all_reduce", C10D, 3000), Frame("train_one_epoch", "/home/u/train.py", 30), MAIN, MODULE]
+BACKWARD = [
+    Frame("_engine_run_backward", "torch/autograd/graph.py", 900),
+    Frame("backward", "torch/_tensor.py", 600),
+    Frame("train_one_epoch", "/home/u/train.py", 29),
+    MAIN,
+    MODULE,
+]
+
+
+def look(
+    rank: int, t: float, frames: list[Frame], *, cpu_s: float = 1.0, kind: str = "py-spy"
+) -> RankEvidence:
+    """One look at a live rank that used `cpu_s` of processor time up to `t`."""
+    proc = ProcState(state="S", cpu_s=cpu_s, main_wanted_s=cpu_s, threads=1)
+    thread = Thread(name="MainThread", frames=frames)
+    process = ProcessEvidence(pid=100 + rank, rank=rank, t=t, proc=proc, threads=[thread], source=kind)
+    return RankEvidence(rank=rank, t=t, process=process)
+
+
+def two_looks(interval_s: float, busy: float, odd: list[Frame]) -> list[Sample]:
+    """Rank 0 in `odd` with `busy` of a core, ranks 1 and 2 in an all_reduce of the same loop."""
+    samples = []
+    for t in (0.0, interval_s):
+        ranks = [look(0, t, odd, cpu_s=1.0 + busy * t)] + [look(n, t, ALL_REDUCE) for n in (1, 2)]
+        samples.append(Sample(t=t, ranks=tuple(ranks), expected=frozenset(range(3)), world_size=3))
+    return samples
+
+
+def test_native_frames_in_the_second_dump_are_no_movement() -> None:
+    python = [Frame("load_cached", "/home/u/train.py", 22), MAIN, MODULE]
+    native = [Frame("flock", "libc.so.6", 0), Frame("fcntl_flock", "Modules/fcntlmodule.c", 340), *python]
+    motion = measure(look(0, 0.0, python), look(0, 5.0, native, kind="py-spy native"))
+    assert motion.known
+    assert not motion.stack_changed
+    elsewhere = [Frame("load_cached", "/home/u/train.py", 23), MAIN, MODULE]
+    assert measure(look(0, 0.0, python), look(0, 5.0, elsewhere, kind="py-spy native")).stack_changed
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "polls"),
+    [
+        ("while not ready():\n    time.sleep(1)", 3, True),
+        ("while True:\n    if ready():\n        break\n    print('waiting')\n    time.sleep(1)", 6, True),
+        ("while True:\n    write(chunk)\n    time.sleep(1)", 4, False),
+        ("for batch in batches:\n    time.sleep(1)", 3, False),
+        ("while work:\n    for batch in work:\n        time.sleep(1)", 4, False),
+    ],
+)
+def test_a_loop_that_only_sleeps_is_a_poll(body: str, line: int, polls: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def wait():\n" + textwrap.indent(body, "    ") + "\n")
+    assert source.polls(Frame("wait", str(script), line)) is polls
+
+
+def test_a_rank_at_work_in_backward_is_slow_where_the_waits_of_the_others_rest() -> None:
+    verdict = diagnose(two_looks(0.5, 0.9, BACKWARD)).verdict
+    assert (verdict.kind, verdict.culprits) == (Kind.SLOW, ())
+
+
+def test_a_short_look_at_an_idle_backward_is_not_sure() -> None:
+    short = diagnose(two_looks(0.5, 0.0, BACKWARD)).verdict
+    long = diagnose(two_looks(5.0, 0.0, BACKWARD)).verdict
+    assert short.confidence <= 0.4 < long.confidence
+    assert any("look again" in text for text in short.against)
+
+
+def test_a_short_look_is_not_sure_of_the_one_that_is_ahead_of_two_in_backward() -> None:
+    samples = [
+        Sample(
+            t=t,
+            ranks=(look(0, t, ALL_REDUCE), look(1, t, BACKWARD), look(2, t, BACKWARD)),
+            expected=frozenset(range(3)),
+        )
+        for t in (0.0, 0.5)
+    ]
+    assert diagnose(samples).verdict.confidence <= 0.4
+    assert diagnose(samples[:1]).verdict.confidence <= 0.4
+
+
+def test_ranks_at_other_steps_of_one_collective_call_blame_nobody() -> None:
+    place = [Frame("share_config", "/home/u/train.py", 12), MAIN, MODULE]
+    calls = {
+        rank: [Frame("broadcast", C10D, 3100), Frame("broadcast_object_list", C10D, line), *place]
+        for rank, line in ((0, 3870), (1, 3870), (2, 3880))
+    }
+    samples = [
+        Sample(t=t, ranks=tuple(look(n, t, calls[n]) for n in calls), expected=frozenset(calls), world_size=3)
+        for t in (0.0, 5.0)
+    ]
+    verdict = diagnose(samples).verdict
+    assert (verdict.kind, verdict.culprits) == (Kind.NETWORK, ())
+    assert "arguments" in verdict.reason
+
+
+def test_the_thread_that_keeps_a_rank_from_ending_is_shown() -> None:
+    leaving = [Frame("_shutdown", "threading.py", 1590)]
+    samples = []
+    for t in (0.0, 5.0):
+        rank = look(0, t, leaving)
+        assert rank.process is not None
+        rank.process.threads.append(
+            Thread(
+                name="uploader",
+                frames=[
+                    Frame("wait", "threading.py", 327),
+                    Frame("get", "queue.py", 171),
+                    Frame("Uploader.run", "/home/u/train.py", 20),
+                    Frame("_bootstrap_inner", "threading.py", 1045),
+                ],
+            )
+        )
+        samples.append(Sample(t=t, ranks=(rank, look(1, t, ALL_REDUCE)), expected=frozenset({0, 1})))
+    verdict = diagnose(samples).verdict
+    assert verdict.kind is Kind.TEARDOWN
+    assert "thread uploader: Uploader.run (/home/u/train.py:20)" in verdict.culprits[0].frame
