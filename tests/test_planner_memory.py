@@ -279,3 +279,30 @@ def test_interleaving_holds_more_micro_batches_than_one_stage_a_rank() -> None:
     interleaved = memory(pp_schedule="interleaved", virtual_stages=2, **fields)
     gpipe = memory(pp_schedule="gpipe", **fields)
     assert plain.allocated < interleaved.allocated < gpipe.allocated
+
+
+def test_gptq_upcasts_nothing_but_autograd_keeps_its_unpacked_weights() -> None:
+    fields = {"model": "llama-2-7b", "gpus": 1, "strategy": "none", "method": "qlora", "seq_len": 256}
+    nf4, gptq = memory(quant="nf4", **fields), memory(quant="gptq4", **fields)
+    upcast = 2 * 2 * 32_000 * 4096
+    assert nf4.model_states.weights - gptq.model_states.weights > 0.9 * upcast
+    block = 2 * (4 * 4096 * 4096 + 3 * 4096 * 11_008)
+    assert gptq.peak.buffers >= block
+    whole = memory(quant="gptq4", checkpointing="none", **fields)
+    assert whole.peak.buffers >= 32 * block
+
+
+def test_megatrons_fused_cross_entropy_still_holds_the_logits() -> None:
+    fields = {"model": "qwen3-8b", "gpus": 8, "tp": 2, "seq_len": 8192, "loss": "fused"}
+
+    def logits(**more: object) -> int:
+        return max(phase.logits for phase in memory(**fields, **more).phases)
+
+    assert logits(strategy="fsdp") == 0
+    assert logits(strategy="megatron") >= 6 * 8192 * 151_936 / 2
+
+
+def test_megatrons_main_gradients_follow_the_reduce_dtype() -> None:
+    fields = {"model": "qwen3-8b", "gpus": 8, "strategy": "megatron"}
+    full, half = memory(**fields), memory(reduce_dtype="bf16", **fields)
+    assert full.model_states.gradients == 2 * half.model_states.gradients

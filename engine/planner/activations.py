@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ftdash.engine.model.shape import LayerShape, Linear, Role
 from ftdash.engine.plan import Attention, Checkpointing, Loss, Precision, Strategy
+from ftdash.engine.planner.numerics import BITSANDBYTES, quant_of
 from ftdash.engine.planner.setting import Setting
 
 
@@ -121,7 +122,7 @@ def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Li
     """
     if adapted is None:
         return True
-    packed = s.dtypes.quant is not None
+    packed = s.dtypes.quant is not None and quant_of(s.plan) in BITSANDBYTES
     return any(linear in adapted or (packed and _is_packed(s, linear)) for linear in names)
 
 
@@ -310,7 +311,8 @@ def logits_bytes(s: Setting) -> LogitsBytes:
     build shifted logits, the one-hot gradient, the exponentials and their sum one after the other
     (torch/distributed/tensor/parallel/loss.py). Compiled, one fp32 pass is fused away. Chunked, an
     eager loss keeps every chunk's log-softmax, a compiled one only the chunk it works on. Fused:
-    nothing of size V lives outside the kernel.
+    nothing of size V lives outside the kernel; but Megatron's fused cross-entropy fuses its passes alone and
+    keeps the logits, as a compiled loss does (megatron/core/fusions/fused_cross_entropy.py).
     """
     c = s.dtypes.compute
     match s.plan.loss:
@@ -318,6 +320,8 @@ def logits_bytes(s: Setting) -> LogitsBytes:
             return LogitsBytes(c + 12, 16, c + 16)
         case Loss.FULL:
             return LogitsBytes(c + 8, 12, c + 12)
+        case Loss.FUSED if s.plan.strategy is Strategy.MEGATRON:
+            return LogitsBytes(c + 4, c + 6, c + 6)
         case Loss.COMPILED:
             return LogitsBytes(c + 4, c + 6, c + 6)
         case Loss.CHUNKED if s.plan.compile:

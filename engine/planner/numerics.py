@@ -32,6 +32,11 @@ QUANT_BYTES = {
 }
 
 
+# Their linears answer in the dtype they were asked in, and transformers turns the rest of the model into
+# fp32 for them alone (peft, prepare_model_for_kbit_training).
+BITSANDBYTES = frozenset({Quant.NF4, Quant.NF4_DQ, Quant.INT8})
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """Bytes per parameter or per activation element of one plan."""
@@ -100,7 +105,8 @@ def _numerics(
     if strategy in ZERO_FAMILY and mixed:
         param, master, grad = 2, 4, 2
     elif strategy is Strategy.MEGATRON and mixed:
-        param, master, grad = 2, 4, 4
+        # The main gradients are kept in the dtype they are reduced in (`grad_reduce_in_fp32`).
+        param, master, grad = 2, 4, 4 if reduced_in == "fp32" else 2
     else:
         param, master, grad = (4, 0, 4) if mixed or fp32 else (2, 0, 2)
         if adapters and adapter_dtype is not None:
@@ -108,7 +114,7 @@ def _numerics(
     autocast = mixed and not fp32 and strategy in (Strategy.NONE, Strategy.DDP)
     # transformers' prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it
     # for a base that FSDP shards, and a pure-bf16 run never calls it.
-    packed = quant is not None and adapters and strategy not in FSDP_FAMILY
+    packed = quant in BITSANDBYTES and adapters and strategy not in FSDP_FAMILY
     kbit = packed and mixed
     frozen = 4 if fp32 else 2
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2

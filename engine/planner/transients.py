@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftdash.engine.plan import Method, Offload, Optimizer, Strategy
+from ftdash.engine.plan import Checkpointing, Method, Offload, Optimizer, Quant, Strategy
 from ftdash.engine.planner.inventory import Stage
-from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
+from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY, quant_of
 from ftdash.engine.planner.setting import Setting
 
 # cuBLAS keeps one workspace a handle and stream: 32 MiB on Hopper, 8 MiB before (PyTorch, CUDABlas.cpp).
@@ -55,7 +55,7 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     if strategy is Strategy.ZERO3:
         live = min(whole, s.dtypes.compute * (MAX_LIVE_PARAMETERS + PREFETCH_BUCKET) + 2 * block)
         return Gathered(live, live, live, live, live, root)
-    dequantised = _dequantised_block(s, stage)
+    dequantised = _dequantised(s, stage)
     # FSDP1's rate limiter lets two all-gathers run ahead of the block that computes.
     two = root + (3 if strategy is Strategy.FSDP1 else 2) * block + dequantised
     pool = max(root, block)
@@ -67,9 +67,22 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     return Gathered(running, root + block + dequantised, root + block, two, two, 0.0, pool)
 
 
-def _dequantised_block(s: Setting, stage: Stage) -> float:
-    """The largest single matrix of a k-bit base, unpacked to compute with it."""
+def _largest_dequantised(s: Setting, stage: Stage) -> float:
     return s.dtypes.compute * stage.whole.largest_matrix
+
+
+def _dequantised(s: Setting, stage: Stage) -> float:
+    """Weights of a k-bit base while they are unpacked to compute with them.
+
+    bitsandbytes unpacks one matrix and drops it. GPTQ's product is autograd's own, which keeps every unpacked
+    matrix until its backward: one block's where blocks are recomputed, else all (AutoGPTQ,
+    auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py).
+    """
+    quant = s.dtypes.quant
+    if quant is None or quant_of(s.plan) is not Quant.GPTQ4:
+        return _largest_dequantised(s, stage)
+    unit = stage.whole if s.plan.checkpointing is Checkpointing.NONE else stage.block
+    return s.dtypes.compute * (unit.packed_dense + unit.packed_experts) / quant
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +160,7 @@ def _deepspeed(s: Setting, stage: Stage) -> Buffers:
     block = stage.block.trainable
     return Buffers(
         always=bucket,
-        block_gradient=d.compute * block,
+        block_gradient=d.compute * block + _dequantised(s, stage),
         block_gradient_at_rest=d.grad * block / (s.mesh.param_shard if stage3 else 1),
         root=d.compute * stage.root.trainable if stage3 else 0.0,
         step=fp32_gradients,
@@ -170,7 +183,7 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
         casts=casts,
         casts_at_end=d.compute * block if casts else 0.0,
         head_gradient=d.grad * stage.head if stage.root_trains and s.lora is None else 0.0,
-        block_gradient=d.grad * (block / 3 if in_backward else 0.0),
+        block_gradient=d.grad * (block / 3 if in_backward else 0.0) + _dequantised(s, stage),
         root=(d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0)
         + (stepping if in_backward else 0.0),
         step=stepping,
@@ -186,7 +199,7 @@ def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
         whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)
-    return at_rest + _dequantised_block(s, stage)
+    return at_rest + _largest_dequantised(s, stage)
 
 
 def save_gather(s: Setting, stage: Stage) -> float:
