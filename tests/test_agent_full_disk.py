@@ -58,7 +58,24 @@ def test_a_run_on_a_disk_that_fills_up_still_ends_with_the_truth(
     wait_until(lambda: not processes_of(run))
 
 
-def test_node_samples_that_were_lost_are_told_when_there_is_room(small_disk: Path) -> None:
+def test_node_samples_that_found_no_room_are_written_later(small_disk: Path) -> None:
+    run = make_run(small_disk)
+    file = NodeFile(run.node_file("h"))
+    filler = fill(small_disk)
+    for t in range(200):
+        file.write([Node(t=float(t), host="h", agent_pid=1)])
+    filler.unlink()
+    file.write([Node(t=200.0, host="h", agent_pid=1)])
+    file.close()
+    records, garbage = decode_lines(decoder, run.node_file("h").read_bytes())
+    assert [record.t for record in records] == [float(t) for t in range(201)]
+    assert garbage <= 1
+
+
+def test_node_samples_that_were_lost_are_told_when_there_is_room(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftdash.monitor.agent.sample.KEPT_LINES", 10)
     run = make_run(small_disk)
     file = NodeFile(run.node_file("h"))
     file.write([Node(t=1.0, host="h", agent_pid=1)])

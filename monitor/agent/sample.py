@@ -16,10 +16,14 @@ from ftdash.monitor.records import Event, Exit, GpuSample, Node, RankSample, Rec
 from ftdash.monitor.rundir import RunDir
 
 ROTATE_BYTES = 64 << 20
+KEPT_LINES = 20_000  # that a full or vanished file system refuses: a quarter of an hour of 16 ranks
 
 
 class NodeFile:
-    """The node's telemetry. A full disk costs records, never an exception; the loss is told later.
+    """The node's telemetry; writing never raises.
+
+    Lines that a full or vanished file system refuses are kept and tried again; what is beyond `KEPT_LINES` is
+    lost, which is told later.
 
     Past `ROTATE_BYTES` the file is put aside and a new one begun with the events and exits so far, so that
     the telemetry of a run of months stays small.
@@ -30,48 +34,58 @@ class NodeFile:
         self.dropped = 0
         self._fd = -1
         self._torn = False
+        self._unwritten: list[bytes] = []
         self._kept: list[bytes] = []
 
     def write(self, records: Iterable[Record]) -> None:
-        lines = []
         for record in records:
             line = encode_line(record)
-            lines.append(line)
+            self._unwritten.append(line)
             if isinstance(record, Event | Exit):
                 self._kept = [*self._kept[-200:], line]
-        if not lines:
+        told = [self._loss()] if self.dropped else []
+        if not self._unwritten:
             return
-        if self.dropped:
-            text = f"{self.dropped} node samples were lost: the disk is full or failing"
-            lines.append(
-                encode_line(Event(t=time.time(), severity="warning", code="telemetry-dropped", text=text))
-            )
-        if self._append(b"".join(lines)):
+        written, whole = self._append(b"".join([*self._unwritten, *told]))
+        if whole:
             self.dropped = 0
-        else:
-            self.dropped += len(lines)
+            self._unwritten.clear()
+            return
+        del self._unwritten[:written]
+        self.dropped += max(0, len(self._unwritten) - KEPT_LINES)
+        del self._unwritten[KEPT_LINES:]
+
+    def _loss(self) -> bytes:
+        text = f"{self.dropped} node samples were lost: the disk is full or failing"
+        return encode_line(Event(t=time.time(), severity="warning", code="telemetry-dropped", text=text))
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
-    def _append(self, data: bytes) -> bool:
-        if self._torn:
-            data = b"\n" + data
+    def _append(self, data: bytes) -> tuple[int, bool]:
+        """(whole lines that reached the file, whether all did)."""
+        prefix = b"\n" if self._torn else b""
         sent = 0
         try:
             if self._fd < 0:
                 self._open()
+                prefix = b"\n" if self._torn else b""
+            if prefix:
+                os.write(self._fd, prefix)
+                self._torn = False
             while sent < len(data):
                 sent += os.write(self._fd, data[sent:])
+            if os.fstat(self._fd).st_size > ROTATE_BYTES:
+                self._rotate()
         except OSError:
-            self._torn = self._torn or sent > 0
-            return False
-        self._torn = False
-        if os.fstat(self._fd).st_size > ROTATE_BYTES:
-            self._rotate()
-        return True
+            self._torn = self._torn or (sent > 0 and data[sent - 1 : sent] != b"\n")
+            with contextlib.suppress(OSError):
+                self.close()
+            self._fd = -1
+            return data[:sent].count(b"\n"), sent == len(data)
+        return 0, True
 
     def _open(self) -> None:
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)

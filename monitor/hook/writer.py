@@ -29,8 +29,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
 class LineWriter:
     """Appends records to one file from a daemon thread; `put` never blocks and never raises.
 
-    A record that finds `capacity` others waiting is dropped and counted; the count is told in an event
-    record as soon as writing works again.
+    Lines that a full or vanished file system refuses are kept and tried again. A record that finds `capacity`
+    others waiting is dropped and counted; the count is told in an event record once writing works again.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity: int = 4096, period_s: float = 0.2) -> None:
@@ -39,6 +39,7 @@ class LineWriter:
         self._capacity = capacity
         self._period_s = period_s
         self._waiting: deque[Mapping[str, Any]] = deque()
+        self._unwritten: list[bytes] = []
         self._told = 0
         self._torn = False
         self._fd = -1
@@ -67,34 +68,49 @@ class LineWriter:
             os.close(self._fd)
 
     def _flush(self) -> None:
-        lines = []
         while self._waiting:
             record = self._waiting.popleft()
             try:
-                lines.append(encode(record))
+                self._unwritten.append(encode(record))
             except (TypeError, ValueError):
                 self.dropped += 1
-        if self.dropped > self._told:
-            text = f"{self.dropped} telemetry records dropped so far: the disk is full or too slow"
-            event = {"kind": "event", "t": time.time(), "v": 1, "severity": "warning"}
-            lines.append(encode({**event, "code": "telemetry-dropped", "text": text}))
-        if lines and self._append(b"".join(lines)):
+        told = [self._loss()] if self.dropped > self._told else []
+        if not self._unwritten and not told:
+            return
+        written, whole = self._append(b"".join([*self._unwritten, *told]))
+        if whole:
             self._told = self.dropped
-        elif lines:
-            self.dropped += len(lines) - (self.dropped > self._told)
+            self._unwritten.clear()
+            return
+        del self._unwritten[:written]
+        self.dropped += max(0, len(self._unwritten) - self._capacity)
+        del self._unwritten[self._capacity :]
 
-    def _append(self, data: bytes) -> bool:
-        """Whether all of `data` reached the file; after a torn write, the next one starts a new line."""
-        if self._torn:
-            data = b"\n" + data
+    def _loss(self) -> bytes:
+        text = f"{self.dropped} telemetry records dropped so far: the disk is full or too slow"
+        event = {"kind": "event", "t": time.time(), "v": 1, "severity": "warning"}
+        return encode({**event, "code": "telemetry-dropped", "text": text})
+
+    def _append(self, data: bytes) -> tuple[int, bool]:
+        """(whole lines that reached the file, whether all did); after a torn write a new line is begun.
+
+        The file is opened anew after an error: the one that was open may be on a file system that is gone.
+        """
+        prefix = b"\n" if self._torn else b""
         sent = 0
         try:
             if self._fd < 0:
                 self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if prefix:
+                os.write(self._fd, prefix)
+                self._torn = False
             while sent < len(data):
                 sent += os.write(self._fd, data[sent:])
         except OSError:
-            self._torn = self._torn or sent > 0
-            return False
-        self._torn = False
-        return True
+            self._torn = self._torn or (sent > 0 and data[sent - 1 : sent] != b"\n")
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+            return data[:sent].count(b"\n"), False
+        return 0, True
