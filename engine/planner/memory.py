@@ -218,15 +218,14 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         return replace(chosen, cached=held) if held > chosen.cached else chosen
 
     graph = b.always + b.casts
+    # Before the logits there is one more gathered block; whichever of the two is larger ends forward.
+    running = g.running > g.forward + acts.logits_forward
     forward_end = phase(
         PhaseName.FORWARD_END,
         activations=acts.saved,
-        logits=acts.logits_forward,
-        gathered=g.forward,
+        logits=0.0 if running else acts.logits_forward,
+        gathered=g.running if running else g.forward,
         buffers=graph,
-    )
-    running = phase(
-        PhaseName.FORWARD_END, activations=acts.saved, gathered=g.running, buffers=graph, cached=g.pool
     )
     at_loss = phase(
         PhaseName.BACKWARD_START,
@@ -265,7 +264,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     save = phase(PhaseName.SAVE, gradients=0.0, gathered=transients.save_gather(s, stage), cached=0.0)
     return (
         load,
-        larger(running, forward_end),
+        forward_end,
         larger(at_loss, last_block),
         larger(first_block, root_reduced),
         step,
