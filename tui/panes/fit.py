@@ -10,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 
 from ftdash.engine.plan import Plan
@@ -95,7 +96,7 @@ class FitScreen(Overlay[Plan | None]):
     def on_fit_screen_found(self, event: Found) -> None:
         box = self.query_one("#runs-box")
         if event.trouble:
-            box.border_title = fmt.clean(f"{theme.GLYPHS.no} {event.trouble}")
+            box.border_title = Content(fmt.clean(f"{theme.GLYPHS.no} {event.trouble}"))
         elif event.candidates:
             box.border_title = f"{len(event.candidates):,} fit, of {event.tried:,} tried"
         else:

@@ -15,7 +15,6 @@ from ftdash.monitor.state import RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.panes.base import Pane
-from ftdash.tui.panes.rank import RankScreen
 from ftdash.tui.widgets.alerts import AlertList
 from ftdash.tui.widgets.chart import BrailleChart
 from ftdash.tui.widgets.gpu_strip import GpuStrip
@@ -186,6 +185,8 @@ class MonitorPane(Pane):
         if rank is None or feed is None:
             self.cockpit.notice("no rank under the cursor yet")
             return
+        from ftdash.tui.panes.rank import RankScreen
+
         self.app.push_screen(RankScreen(feed.run, rank, dump=dump))
 
     @on(NodeGrid.Chosen)

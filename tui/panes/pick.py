@@ -9,6 +9,7 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.content import Content
 from textual.screen import ModalScreen
 
 from ftdash.tui import format as fmt
@@ -64,7 +65,7 @@ class PickScreen(ModalScreen[str | None]):
         found = [option for option in self._options if all(part in option.lower() for part in wanted)]
         self.query_one(OptionList).set_items(found)
         shown = f"  {self._needle}{theme.GLYPHS.cursor}" if self._needle else ""
-        self.query_one("#pick-box").border_title = f"{self._title} {len(found)}{shown}"
+        self.query_one("#pick-box").border_title = Content(f"{self._title} {len(found)}{shown}")
 
     def on_key(self, event: events.Key) -> None:
         char = event.character or ""

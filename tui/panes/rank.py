@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.content import Content
 
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState
@@ -93,7 +94,7 @@ class RankScreen(Overlay[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="rank-screen") as box:
-            box.border_title = f"rank {self.rank.rank} on {fmt.clean(self.rank.host) or '?'}"
+            box.border_title = Content(f"rank {self.rank.rank} on {fmt.clean(self.rank.host) or '?'}")
             box.border_subtitle = "d dump stacks  n native  t all threads  esc back"
             yield RankFigures(self.rank)
             yield StackView(id="rank-stack")

@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
+from textual.content import Content
 from textual.message import Message
 
 from ftdash.monitor.rundir import Manifest, RunDir, RunError, list_runs
@@ -112,7 +113,7 @@ class RunsScreen(Overlay[None]):
 
     def on_runs_screen_listed(self, event: Listed) -> None:
         box = self.query_one("#runs-box")
-        box.border_title = fmt.clean(event.trouble) or f"Runs {len(event.rows)}"
+        box.border_title = Content(fmt.clean(event.trouble) or f"Runs {len(event.rows)}")
         self.query_one(RunTable).set_items(event.rows)
 
     @on(Grid.Selected)

@@ -81,7 +81,7 @@ class SwitchesScreen(Overlay[tuple[str, ...]]):
     HELP = "enter or space turns a switch on or off; esc goes back and keeps what is on."
     BINDINGS: ClassVar = [
         Binding("escape,q,w", "close", "Back", show=False),
-        Binding("space", "toggle", "On or off", show=False),
+        Binding("space", "switch", "On or off", show=False),
     ]
 
     def __init__(self, chosen: tuple[str, ...]) -> None:
@@ -104,7 +104,7 @@ class SwitchesScreen(Overlay[tuple[str, ...]]):
         self.query_one(SwitchFacts).show(self.query_one(SwitchList).selected)
 
     @on(Grid.Selected, "#switches")
-    def action_toggle(self) -> None:
+    def action_switch(self) -> None:
         try:
             self.query_one(SwitchList).toggle()
         except ConfigError as error:

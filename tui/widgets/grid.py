@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from ftdash.tui import theme
 from ftdash.tui.format import fit
-from ftdash.tui.widgets.lines import Line, to_strip
+from ftdash.tui.widgets.lines import Line, PlainTitles, to_strip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def fit_columns(columns: Sequence[Column], width: int) -> list[Column]:
     return [Column(c.key, c.title, c.width + spare, c.right, c.drop, c.grow) if c.grow else c for c in chosen]
 
 
-class Grid(ScrollView, can_focus=True):
+class Grid(PlainTitles, ScrollView, can_focus=True):
     """Rows of cells under a fixed header. Subclasses say the columns and the cells of an item."""
 
     DEFAULT_CSS = "Grid { overflow-x: hidden; scrollbar-size-vertical: 1; }"

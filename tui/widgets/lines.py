@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.segment import Segment
 from rich.style import Style
+from textual.content import Content
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -25,7 +26,14 @@ def plain(lines: Sequence[Sequence[Part]]) -> str:
     return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
 
 
-class LineWidget(Widget):
+class PlainTitles:
+    """Mixed into a widget whose border titles may hold foreign text: they are never read as markup."""
+
+    def render_str(self, text_content: str | Content) -> Content:
+        return text_content if isinstance(text_content, Content) else Content(text_content)
+
+
+class LineWidget(PlainTitles, Widget):
     """Draws `draw(width, height)`; after a change call `redraw`, which repaints changed lines only.
 
     `HELP` is what the help screen says of the widget, `HINTS` its part of the footer.
