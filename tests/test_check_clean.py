@@ -14,7 +14,7 @@ import yaml
 from ftdash.engine.check.documents import DocumentError, Kind, read_document
 from ftdash.engine.check.findings import Severity
 from ftdash.engine.check.registry import check_files
-from ftdash.tui.cli import UserError, run
+from ftdash.tui.cli import UserError, guarded, run
 
 ACCELERATE = {
     "single": {"distributed_type": "NO", "num_processes": 1, "mixed_precision": "bf16", "use_cpu": False},
@@ -426,3 +426,39 @@ def test_a_deepspeed_file_that_is_broken_is_an_error_where_it_is_named(tmp_path)
     (found,) = check_files([path])
     assert (found.code, found.severity) == ("file-broken", Severity.ERROR)
     assert "not JSON" in found.text
+
+
+ANCHORS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("deep.json", '{"a":' * 20_000),
+        ("digits.json", '{"train_batch_size":' + "9" * 6000 + "}"),
+        ("deep.yaml", "[" * 1200),
+        ("date.yaml", "distributed_type: FSDP\nx: 2024-13-45\n"),
+        ("anchors.yaml", f"distributed_type: FSDP\n{ANCHORS}"),
+        ("itself.yaml", "distributed_type: FSDP\nfsdp_config: &f\n  self: *f\n"),
+        ("deep.py", "x=" + "-" * 50_000 + "1"),
+    ],
+)
+@pytest.mark.parametrize("read", ["check", "plan"])
+def test_a_hostile_file_is_one_line_that_names_it(name, content, read, tmp_path, capsys):
+    path = tmp_path / name
+    path.write_text(content)
+    flags = ["check", str(path)] if read == "check" else ["plan", "--from", str(path), "--model", "qwen3-8b"]
+    assert guarded([*flags, "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert str(path) in said.err
+
+
+def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_bytes(b"\xef\xbb\xbfdistributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n")
+    assert read_document(path).kind is Kind.ACCELERATE
+    assert read_document(path).get("distributed_type").value == "FSDP"

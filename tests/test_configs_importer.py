@@ -14,7 +14,7 @@ from ftdash.engine.configs.importer import plan_from_file
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Method, Offload, Optimizer, Plan, Precision, Strategy
 from ftdash.engine.recipes import RecipeError, load_recipe, read_recipe, recipe_names
-from ftdash.tui.cli import UserError, run
+from ftdash.tui.cli import UserError, guarded, run
 
 
 def written(folder: Path, name: str, data: object) -> Path:
@@ -163,7 +163,7 @@ def test_flags_win_over_the_file_and_notes_go_to_standard_error(tmp_path, capfd)
     ("content", "reason"),
     [
         ("colour: blue\n", "holds no plan"),
-        ("a: [\n", "not JSON or YAML"),
+        ("a: [\n", "not YAML"),
         ("- 1\n", "not a mapping"),
         ("{", "not JSON"),
     ],
@@ -210,3 +210,36 @@ def test_a_broken_recipe_names_its_field(tmp_path):
     path.write_text("title: t\nshows: s\nplan: {model: qwen3-8b, gpus: many}\n")
     with pytest.raises(RecipeError, match="gpus"):
         read_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("ds.json", {"zero_optimization": "auto", "train_batch_size": 8}, "zero_optimization"),
+        ("ds.json", {"train_batch_size": 8, "optimizer": [1]}, "optimizer"),
+        ("ds.json", {"zero_optimization": {"stage": 3, "offload_param": 3}}, "offload_param"),
+        ("ds.json", {"train_batch_size": 8, "train_micro_batch_size_per_gpu": False}, "train_micro_batch"),
+        ("acc.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": "ds.json"}, "deepspeed_config"),
+        ("acc.yaml", {"distributed_type": "FSDP", "parallelism_config": "x"}, "parallelism_config"),
+        ("acc.yaml", {"distributed_type": "FSDP", "num_machines": "two", "num_processes": 4}, "num_machines"),
+        ("acc.yaml", {"distributed_type": "FSDP", "num_processes": 10**30}, "gpus"),
+        ("axolotl.yaml", {"base_model": "Qwen/Qwen3-8B", "micro_batch_size": -1}, "micro_batch_size"),
+        ("saved.json", {"plan": {"model": "qwen3-8b", "gpus": 0}}, "gpus"),
+        ("saved.json", {"plan": {"model": "qwen3-8b", "quant_storage": "int3"}}, "quant_storage"),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line_that_names_file_and_key(name, data, words, tmp_path, capsys):
+    path = written(tmp_path, name, data)
+    model = [] if "saved" in name or "axolotl" in name else ["--model", "qwen3-8b"]
+    assert guarded(["plan", "--from", str(path), *model, "--json"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) == 1
+    assert str(path) in said.err
+    assert words in said.err
+
+
+def test_notes_on_a_file_do_not_stand_beside_an_error(tmp_path, capsys):
+    path = written(tmp_path, "acc.yaml", {"distributed_type": "FSDP", "num_processes": 4})
+    assert guarded(["plan", "--from", str(path), "--model", "qwen3-8b", "--seq-len", "0"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -243,3 +243,23 @@ def test_loading_a_model_needs_no_training_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_blooms_old_width_is_read_and_a_byte_order_mark_ignored(tmp_path: Path) -> None:
+    path = tmp_path / "bloom-7b1.json"
+    config = {
+        "model_type": "bloom",
+        "n_embed": 4096,
+        "n_layer": 30,
+        "num_attention_heads": 32,
+        "vocab_size": 250880,
+    }
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(config).encode())
+    assert load_config_file(path).total_params == 7_069_016_064
+
+
+def test_a_config_nested_without_end_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a":' * 100_000)
+    with pytest.raises(ModelError, match="nested too deeply"):
+        load_config_file(path)

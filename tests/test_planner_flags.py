@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftdash.engine.plan import Plan, Strategy
-from ftdash.tui.cli import UserError, run
+from ftdash.tui.cli import UserError, guarded, run
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 
 SHAPE = {
@@ -240,3 +240,25 @@ def test_planning_loads_no_torch_and_no_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--model", "qwen3-8b", "--gpus=--"],
+        ["--model", "qwen3-8b", "--gpus", "9" * 5000],
+        ["--model", "qwen3-8b", "--gpus=\x1b[2J"],
+        ["--model", "qwen3-8b", "--gpus=a\nb"],
+        ["--model", "qwen3-8b", "--from="],
+        ["--config", "9" * 5000],
+    ],
+)
+def test_hostile_values_are_one_short_line(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(["plan", "--json", *flags]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.endswith("\n")
+    line = said.err.removesuffix("\n")
+    assert line.isprintable()
+    assert len(line) < 400
+    assert "--" in line

@@ -39,6 +39,14 @@ class UserError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+        """As the library does, but `--flag=--` is a missing value: argparse turns it into a list."""
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.nargs is None and action.option_strings and getattr(found, action.dest, None) == []:
+                self.error(f"{action.option_strings[0]}: expected one value")
+        return found, rest
+
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UserError(message)
 
@@ -72,7 +80,11 @@ def run(argv: Sequence[str]) -> int:
     parser = _Parser(prog=f"ftdash {name}", description=COMMANDS[name], allow_abbrev=False)
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(list(argv[1:]))) or 0)
+    args = parser.parse_args(list(argv[1:]))
+    code = int(module.run(args) or 0)
+    for note in getattr(args, "notes", ()):  # only beside a result: an error stays one line
+        _complain(note, code)
+    return code
 
 
 def main() -> None:
@@ -102,7 +114,10 @@ def guarded(argv: Sequence[str]) -> int:
 
 
 def _complain(text: str, code: int) -> int:
-    sys.stderr.write(f"ftdash: {' '.join(text.split())}\n")
+    """One line, whatever was typed or stood in a file: no control characters, no endless words."""
+    words = (word if len(word) <= 300 else f"{word[:60]}…" for word in text.split())
+    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in " ".join(words))
+    sys.stderr.write(f"ftdash: {line}\n")
     return code
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from ftdash.engine.foreign import BrokenText, parse_json, parse_yaml
+
 
 class DocumentError(Exception):
     """A file cannot be read or is of no known kind; the text is one line naming it."""
@@ -101,7 +103,7 @@ def read_document(path: Path) -> Document:
     if path.is_dir():
         return _read_folder(path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DocumentError(f"{path}: not a text file") from None
     except OSError as error:
@@ -140,12 +142,11 @@ def _read_config(path: Path, text: str) -> Document:
     stripped = text.lstrip()
     is_json = path.suffix.lower() == ".json" or stripped.startswith("{")
     try:
-        data = json.loads(text) if is_json else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
+        data = parse_json(text) if is_json else parse_yaml(text)
+    except BrokenText as error:
         if not is_json and path.suffix == "" and _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)
-        problem = " ".join(str(error).split())
-        raise DocumentError(f"{path}: not {'JSON' if is_json else 'YAML'}: {problem}") from None
+        raise DocumentError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         if _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)

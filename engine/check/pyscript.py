@@ -59,9 +59,10 @@ class Script:
     def __init__(self, text: str, name: str) -> None:
         try:
             self.tree = ast.parse(text)
-        except (SyntaxError, ValueError) as error:
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             line = getattr(error, "lineno", None)
-            raise DocumentError(f"{name}{f':{line}' if line else ''}: not Python: {error.args[0]}") from None
+            reason = error.args[0] if error.args else "nested too deeply"
+            raise DocumentError(f"{name}{f':{line}' if line else ''}: not Python: {reason}") from None
         self.functions = {
             node.name: node
             for node in ast.walk(self.tree)

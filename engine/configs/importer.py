@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from ftdash.engine.configs.types import ConfigError
+from ftdash.engine.foreign import BrokenText, parse_json, parse_yaml
 from ftdash.engine.plan import Plan
 
 
@@ -29,6 +28,17 @@ def plan_from_file(path: str | Path) -> tuple[Plan, list[str]]:
 def fields_from_file(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     """The plan's fields that the file sets, without defaults, so that flags can fill in the others."""
     data = _read(Path(path))
+    try:
+        return _fields(data, path)
+    except _BadValue as error:
+        raise ConfigError(f"--from {path}: {error}") from None
+
+
+class _BadValue(ValueError):
+    """A value that the library of the file would refuse: one line naming its key."""
+
+
+def _fields(data: dict[str, Any], path: str | Path) -> tuple[dict[str, Any], list[str]]:
     keys = set(map(str, data))
     known = set(Plan.__dataclass_fields__)
     if isinstance(data.get("plan"), dict):
@@ -54,18 +64,38 @@ def fields_from_file(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigError(f"--from {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--from {path}: not a text file") from None
     try:
-        data = json.loads(text) if text.lstrip().startswith("{") else yaml.safe_load(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"--from {path}: not JSON or YAML: {' '.join(str(error).split())[:120]}") from None
+        data = parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text)
+    except BrokenText as error:
+        raise ConfigError(f"--from {path}: {str(error)[:200]}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"--from {path}: holds no plan: it is not a mapping")
     return data
+
+
+def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
+    """A mapping inside the file, empty when absent. Raises _BadValue when it is something else."""
+    value = data.get(key)
+    if value in (None, "", []):
+        return {}
+    if not isinstance(value, dict):
+        raise _BadValue(f"{key} is {str(value)[:60]!r}: must be a mapping")
+    return value
+
+
+def _whole(data: dict[str, Any], key: str) -> int | None:
+    """A positive whole number, None when absent or left to the trainer ("auto"). Raises _BadValue."""
+    value = data.get(key)
+    if value is None or value == "auto":
+        return None
+    if type(value) is not int or value < 1:
+        raise _BadValue(f"{key} is {str(value)[:60]!r}: must be a whole number from 1")
+    return value
 
 
 def _known(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
@@ -75,10 +105,10 @@ def _known(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
 def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    if isinstance(count := data.get("num_processes"), int) and count > 0:
+    if count := _whole(data, "num_processes"):
         fields["gpus"] = count
-    machines = data.get("num_machines") or 1
-    if isinstance(machines, int) and machines > 1 and "gpus" in fields:
+    machines = _whole(data, "num_machines") or 1
+    if machines > 1 and "gpus" in fields:
         fields["gpus_per_node"] = fields["gpus"] // machines
     kind = str(data.get("distributed_type", "NO")).upper()
     mixed = data.get("mixed_precision")
@@ -96,7 +126,7 @@ def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
         fields["gpus"] = 1
     sizes = {
         re.sub(r"^parallelism_config_|_size$", "", str(key)): value
-        for key, value in (data.get("parallelism_config") or {}).items()
+        for key, value in _section(data, "parallelism_config").items()
         if isinstance(value, int)
     }
     if sizes.get("dp_replicate", 1) > 1:
@@ -117,7 +147,7 @@ def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
 def _accelerate_fsdp(data: dict[str, Any], fields: dict[str, Any], notes: list[str]) -> None:
     section = _bare(data.get("fsdp_config"))
     _fsdp_fields(section, fields, notes, str(section.get("version", 1)))
-    machines = data.get("num_machines") or 1
+    machines = _whole(data, "num_machines") or 1
     if "HYBRID" in str(section.get("sharding_strategy", "")).upper() and machines > 1:
         fields["strategy"], fields["replicate"] = "hsdp", machines
         notes.append(f"HYBRID_SHARD read as {machines} replicas, one a machine")
@@ -141,7 +171,7 @@ def _fsdp_fields(section: dict[str, Any], fields: dict[str, Any], notes: list[st
 
 
 def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, Any], notes: list[str]) -> None:
-    section = data.get("deepspeed_config") or {}
+    section = _section(data, "deepspeed_config")
     named = section.get("deepspeed_config_file")
     if named:
         file = Path(str(named)) if Path(str(named)).is_absolute() else path.parent / str(named)
@@ -156,40 +186,41 @@ def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, An
     fields["offload"] = _offload(
         str(section.get("offload_optimizer_device")), str(section.get("offload_param_device"))
     )
-    if isinstance(steps := section.get("gradient_accumulation_steps"), int):
+    if steps := _whole(section, "gradient_accumulation_steps"):
         fields["grad_accum"] = steps
 
 
 def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    found = data.get("zero_optimization")
-    zero: dict[str, Any] = found if isinstance(found, dict) else {}
+    zero = _section(data, "zero_optimization")
     stage = zero.get("stage", 0)
     fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
-    devices = [str((zero.get(part) or {}).get("device")) for part in ("offload_optimizer", "offload_param")]
+    devices = [str(_section(zero, part).get("device")) for part in ("offload_optimizer", "offload_param")]
     fields["offload"] = _offload(*devices)
     for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
-        enabled = (data.get(name) or {}).get("enabled")
+        enabled = _section(data, name).get("enabled")
         if enabled is True:
             fields["precision"] = precision
         elif enabled == "auto":
             notes.append(f'{name} is "auto": the trainer decides, bf16-mixed unless a flag says otherwise')
-    micro, accumulation = data.get("train_micro_batch_size_per_gpu"), data.get("gradient_accumulation_steps")
-    if isinstance(micro, int):
+    micro, accumulation = _whole(data, "train_micro_batch_size_per_gpu"), _whole(
+        data, "gradient_accumulation_steps"
+    )
+    if micro:
         fields["micro_batch"] = micro
-    if isinstance(accumulation, int):
+    if accumulation:
         fields["grad_accum"] = accumulation
-    total = data.get("train_batch_size")
-    if isinstance(total, int) and isinstance(micro, int) and isinstance(accumulation, int):
+    total = _whole(data, "train_batch_size")
+    if total and micro and accumulation:
         world, rest = divmod(total, micro * accumulation)
         if rest:
-            raise ConfigError(f"train_batch_size {total} is no multiple of {micro} x {accumulation}")
+            raise _BadValue(f"train_batch_size {total} is no multiple of {micro} x {accumulation}")
         fields["gpus"] = world
         notes.append(
             f"{world} GPUs, from train_batch_size {total} / micro-batch {micro} / accumulation {accumulation}"
         )
-    kind = str((data.get("optimizer") or {}).get("type", "")).lower()
+    kind = str(_section(data, "optimizer").get("type", "")).lower()
     if kind in ("adam", "adamw", "onebitadam"):
         fields["optimizer"] = "adamw"
     elif kind:
@@ -222,7 +253,7 @@ def _axolotl(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str
         ("expert_parallel_size", "ep"),
         ("dp_replicate_size", "replicate"),
     ):
-        if isinstance(value := data.get(key), int) and not isinstance(value, bool) and value > 0:
+        if value := _whole(data, key):
             fields[field] = value
     adapter = data.get("adapter")
     fields["method"] = str(adapter) if adapter in ("lora", "qlora") else "full"

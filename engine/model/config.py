@@ -162,7 +162,7 @@ class HubConfig:
 
     @property
     def hidden(self) -> int:
-        return self.size("hidden_size", "n_embd", "d_model")
+        return self.size("hidden_size", "n_embd", "n_embed", "d_model")
 
     @property
     def heads(self) -> int:

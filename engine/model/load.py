@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -122,13 +123,15 @@ def load_config_file(path: str | Path) -> ModelShape:
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
-    file = path / "config.json" if path.is_dir() else path
     try:
-        config = msgspec.json.decode(file.read_bytes())
+        file = path / "config.json" if path.is_dir() else path
+        config = msgspec.json.decode(file.read_bytes().removeprefix(codecs.BOM_UTF8))
     except OSError as error:
         raise ModelError(f"--config {path}: {error.strerror or error}; a Hugging Face config.json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(f"--config {path}: not JSON: {error}") from None
+    except RecursionError:
+        raise ModelError(f"--config {path}: nested too deeply for a Hugging Face config.json") from None
     if not isinstance(config, Mapping):
         raise ModelError(f"--config {path}: not a JSON object but a {type(config).__name__}")
     return config

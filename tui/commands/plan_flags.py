@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from enum import StrEnum
 from typing import Any
 
@@ -106,9 +105,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
 def plan_from(args: argparse.Namespace) -> Plan:
     """The plan that the flags describe, checked for itself and against the model it names.
 
+    What was assumed of a `--from` file is left in `args.notes`, told once the command has its result.
     Raises UserError with one line naming the flag and the valid values.
     """
-    fields: dict[str, Any] = _saved(args.from_file) if args.from_file else {}
+    fields, notes = _saved(args.from_file) if args.from_file is not None else ({}, [])
     named = [flag for flag in ("model", "config", "params") if getattr(args, flag) is not None]
     if len(named) > 1:
         raise UserError(
@@ -153,9 +153,10 @@ def plan_from(args: argparse.Namespace) -> Plan:
 
         check(plan)
     except msgspec.ValidationError as error:
-        raise UserError(f"{args.from_file or 'plan'}: {error}") from None
+        raise UserError(f"--from {args.from_file}: {error}") from None
     except PlanError as error:
         raise UserError(str(error)) from None
+    args.notes = [f"--from {args.from_file}: {note}" for note in notes]
     return plan
 
 
@@ -167,8 +168,11 @@ def _field(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _saved(path: str) -> dict[str, Any]:
-    """The plan's fields out of a saved plan, a run.json, or a config that somebody already has."""
+def _saved(path: str) -> tuple[dict[str, Any], list[str]]:
+    """The plan's fields out of a saved plan, a run.json, or a config that somebody already has.
+
+    Counts are held to the same bounds as the flags. The notes say what was assumed.
+    """
     from ftdash.engine.configs import ConfigError
     from ftdash.engine.configs.importer import fields_from_file
 
@@ -176,9 +180,18 @@ def _saved(path: str) -> dict[str, Any]:
         fields, notes = fields_from_file(path)
     except ConfigError as error:
         raise UserError(str(error)) from None
-    for note in notes:
-        sys.stderr.write(f"ftdash: --from {path}: {note}\n")
-    return fields
+    for name, (limit, _) in COUNTS.items():
+        value = fields.get(_field(name))
+        if value is not None and (type(value) is not int or not 1 <= value <= limit):
+            raise UserError(
+                f"--from {path}: {_field(name)} is {value!r}: must be a whole number from 1 to {limit}"
+            )
+    for name, values in DTYPES.items():
+        if fields.get(_field(name)) not in (None, *values):
+            raise UserError(
+                f"--from {path}: {_field(name)} is {fields[_field(name)]!r}: one of {', '.join(values)}"
+            )
+    return fields, notes
 
 
 def _parameters(text: str) -> float:
