@@ -90,7 +90,7 @@ async def draw(run: RunDir) -> None:
     async with app.run_test(size=SIZE) as pilot:
         await until(pilot, lambda: app.feed is not None and app.feed.peek() is not None)
         await until(pilot, lambda: len(app.feed.peek().points) > 60)  # type: ignore[union-attr]
-        await pilot.pause(30)  # the memory curve is drawn from what was seen
+        await pilot.pause(12)  # the memory curve is drawn from what was seen
         save(app, "demo")
         await pilot.press("4", "d")
         diagnose = app.query_one(DiagnosePane)
