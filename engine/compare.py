@@ -102,6 +102,8 @@ def _rank_of(path: Path) -> int:
 def _read_rank(path: Path) -> tuple[Meta | None, list[Step]]:
     """A rank's last meta record and its steps, the last record of a step winning after a resume."""
     meta, steps = None, {}
+    if not path.is_file():  # a named pipe would wait for a writer
+        return None, []
     for line in path.read_bytes().splitlines():
         try:
             record: Any = decoder.decode(line)

@@ -7,7 +7,7 @@ written as the JSON strings "nan", "inf", "-inf" so that every line stays plain 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -83,7 +83,7 @@ class Experts(Record, tag="experts"):
 
     step: int
     layer: int
-    counts: list[int]
+    counts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 class Event(Record, tag="event"):

@@ -15,7 +15,7 @@ import pytest
 from ftdash.monitor.records import Experts, Meta, Step
 from ftdash.monitor.rundir import RankExit
 from ftdash.monitor.state import RunPhase
-from ftdash.tui.cli import main
+from ftdash.tui.cli import guarded, main
 from tests.support.live_runs import LAUNCHER, make_run, processes_of, start_run, wait_for, wait_until, write
 
 FTDASH = str(Path(sys.executable).with_name("ftdash"))
@@ -199,3 +199,28 @@ def test_an_agent_in_the_foreground_passes_signals_on_and_returns_the_code(tmp_p
     manifest = run.read_manifest()
     assert (manifest.state, manifest.reason) == ("stopped", "stopped by SIGTERM")
     assert not processes_of(run)
+
+
+def test_hostile_records_of_a_run_lose_nothing_else(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FTDASH_HOME", str(tmp_path))
+    folder = tmp_path / "runs" / "r"
+    (folder / "telemetry").mkdir(parents=True)
+    manifest = {"run": "r", "state": "failed", "reason": "\x1b[2Jboom\nagain [/x]", "command": ["x"]}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    records = [
+        {"v": 1, "t": 1.0, "kind": "experts", "rank": 0, "step": 1, "layer": 0, "counts": [0, 0, -1, 10]},
+        {"v": 1, "t": 1.0, "kind": "step", "rank": 0, "step": 7, "loss": 2.0, "tokens": 9, "step_s": 0.5},
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / "telemetry" / "rank-0.jsonl").write_text(lines)
+    assert guarded(["status", "r"]) == 0
+    shown = capsys.readouterr().out
+    assert "boom again [/x]" in shown
+    assert "\x1b" not in shown
+    assert guarded(["status", "r", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"][0]["step"] == 7
+
+
+def test_a_list_flag_that_was_not_given_is_no_missing_value(capsys):
+    assert guarded(["launch", "--json"]) == 2
+    assert "name the model" in capsys.readouterr().err

@@ -39,11 +39,13 @@ class UserError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def, override]
+    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """As the library does, but `--flag=--` is a missing value: argparse turns it into a list."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
-            if action.nargs is None and action.option_strings and getattr(found, action.dest, None) == []:
+            value = getattr(found, action.dest, None)
+            missing = value == [] and value is not action.default
+            if missing and action.nargs is None and action.option_strings:
                 self.error(f"{action.option_strings[0]}: expected one value")
         return found, rest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ftdash.monitor.logs.lines import strip_ansi
 from ftdash.monitor.rundir import find_run
 from ftdash.monitor.state import RankState, RunState
 from ftdash.tui.commands.run_json import print_json, progress_line, read_once, status_json
@@ -33,7 +34,12 @@ def status_lines(state: RunState) -> list[str]:
     lines += [_rank_line(rank) for rank in state.ranks]
     lines += [f"{alert.severity}: {alert.text}" for alert in state.alerts]
     lines += [f"note: {notice}" for notice in state.notices]
-    return lines
+    return [_plain(line) for line in lines]
+
+
+def _plain(line: str) -> str:
+    """One line without control characters: reasons and alerts quote logs, which may steer a terminal."""
+    return "".join(char for char in strip_ansi(" ".join(line.splitlines())) if char.isprintable())
 
 
 def _rank_line(rank: RankState) -> str:
