@@ -39,7 +39,7 @@ class UserError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
+    def parse_known_args(self, args=None, namespace=None):
         """As the library does, but `--flag=--` is a missing value: argparse turns it into a list."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:
