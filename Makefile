@@ -31,6 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 lint: env
 	$(BIN)/ruff check tui engine monitor presets tests
+	$(BIN)/ruff format --check tui engine monitor presets tests
 	@mkdir -p .mypy && ln -sfn .. .mypy/ftdash
 	MYPYPATH=.mypy $(BIN)/mypy -p ftdash.tui -p ftdash.engine -p ftdash.monitor -p ftdash.presets
 

@@ -517,13 +517,22 @@ def test_the_trap_is_found_and_its_mended_form_is_not(case, tmp_path):
     ("config", "severity"), [(fsdp1(), Severity.ERROR), (fsdp2(), Severity.WARNING)], ids=["fsdp1", "fsdp2"]
 )
 def test_uint8_storage_stops_fsdp1_and_is_left_whole_by_fsdp2(config, severity, tmp_path):
-    files = {"a.yaml": config, "t.py": script(load=FOUR_BIT.format(storage="torch.uint8", dtype="torch.bfloat16"))}
+    files = {
+        "a.yaml": config,
+        "t.py": script(load=FOUR_BIT.format(storage="torch.uint8", dtype="torch.bfloat16")),
+    }
     assert codes(tmp_path / "x", files)["quant-storage"] is severity
 
 
 def test_every_code_that_a_rule_reports_has_a_case():
     """Findings of this machine and of checkpoints on disk are tested in files of their own."""
-    elsewhere = {"checkpoint-world-size", "checkpoint-incomplete", "port-taken", "host-memory", "file-not-found"} | {"file-broken"}
+    elsewhere = {
+        "checkpoint-world-size",
+        "checkpoint-incomplete",
+        "port-taken",
+        "host-memory",
+        "file-not-found",
+    } | {"file-broken"}
     tested = {case.split("#")[0] for case in CASES}
     assert _reported() - tested - elsewhere == set()
 

@@ -54,9 +54,7 @@ PLANS = {
 
 def made(plan: Plan, device: str = "auto", **changes):
     shape = resolve(plan)
-    train = TrainArgs(
-        model=model_source(plan, shape), output_dir="out", save_steps=2, seed=1, device=device
-    )
+    train = TrainArgs(model=model_source(plan, shape), output_dir="out", save_steps=2, seed=1, device=device)
     return generate(plan, shape=shape, train_args=train, **changes)
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from ftdash.engine import hardware
 from ftdash.engine.hardware import HardwareError, gpu, gpu_names
-
 from tests.support.nvml import Stub, compile_stub
 
 NAMES = """

@@ -204,8 +204,9 @@ def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
             fields["precision"] = precision
         elif enabled == "auto":
             notes.append(f'{name} is "auto": the trainer decides, bf16-mixed unless a flag says otherwise')
-    micro, accumulation = _whole(data, "train_micro_batch_size_per_gpu"), _whole(
-        data, "gradient_accumulation_steps"
+    micro, accumulation = (
+        _whole(data, "train_micro_batch_size_per_gpu"),
+        _whole(data, "gradient_accumulation_steps"),
     )
     if micro:
         fields["micro_batch"] = micro

@@ -44,6 +44,8 @@ _DECIDED_BY_STACKS = frozenset(
     }
 )
 
+MOST_RANKS = 1_000_000  # a stored world size is input: a mad one must not fill the memory
+
 
 def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     """Weigh the evidence of one or two samples (two are better) of the same incident."""
@@ -59,7 +61,7 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
         from ftdash.monitor.diagnosis.launchers import launcher_verdict
 
         by_stack = launcher_verdict(last) or by_stack
-    world = frozenset(range(last.world_size)) if last.world_size else frozenset()
+    world = frozenset(range(min(last.world_size or 0, MOST_RANKS)))
     by_flight, _ = flight_verdict(dumps, world) if dumps else (None, None)
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)

@@ -21,7 +21,7 @@ _graph_task_id = getattr(torch._C, "_current_graph_task_id", None)
 
 def find_routers(model: torch.nn.Module) -> list[tuple[int, torch.nn.Module]]:
     """(layer, router) for every router of the model; the layer's index is read from the module's path."""
-    found = []
+    found: list[tuple[int, torch.nn.Module]] = []
     for name, module in model.named_modules():
         if _ROUTER.search(_class_name(module)):
             match = _LAYER.search(name + ".")

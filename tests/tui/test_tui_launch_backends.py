@@ -157,9 +157,7 @@ async def test_a_switch_is_turned_on_with_its_price_and_kept(tmp_path: Path) -> 
         await until(pilot, lambda: "NCCL_DEBUG=INFO" in screen_text(app))
 
 
-def test_switches_reach_the_environment_of_the_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_switches_reach_the_environment_of_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[local.Prepared] = []
     monkeypatch.setattr(local, "start_agent", started.append)
     wanted = Wanted(PLAN, command=f"{sys.executable} -c pass", switches=("nccl-info",))

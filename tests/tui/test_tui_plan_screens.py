@@ -71,9 +71,7 @@ async def test_a_search_that_fails_is_its_own_words_not_markup(
         await until(pilot, lambda: f"no such: {fmt.clean(words)}" in screen_text(app))
 
 
-def stubbed(
-    monkeypatch: pytest.MonkeyPatch, found: Simulation | Exception, go_on: threading.Event
-) -> None:
+def stubbed(monkeypatch: pytest.MonkeyPatch, found: Simulation | Exception, go_on: threading.Event) -> None:
     """The real simulation starts a torch process for many seconds; this one answers when it is let go."""
 
     def simulate(plan: Plan, progress: Callable[[str], None]) -> Simulation:

@@ -87,7 +87,9 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
     group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
     group.add_argument(
-        "--from", dest="from_file", metavar="FILE",
+        "--from",
+        dest="from_file",
+        metavar="FILE",
         help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML",
     )
     for name, (_, text) in COUNTS.items():
