@@ -32,14 +32,24 @@ class Comparison:
 
 def tensors_of(checkpoint: Checkpoint, scratch: Path) -> dict[str, torch.Tensor]:
     """All weights by name. Shards are first gathered into `scratch` with the libraries' own tools."""
+    if checkpoint.kind is CheckpointKind.UNIVERSAL:
+        return _universal_tensors(checkpoint.shards)
+    return _tensors_in(_gathered(checkpoint, scratch))
+
+
+def _gathered(checkpoint: Checkpoint, scratch: Path) -> Path:
+    """The folder of safetensors of a checkpoint, converted into `scratch` where it is not one itself."""
+    if checkpoint.kind not in (CheckpointKind.DCP, CheckpointKind.DEEPSPEED):
+        return checkpoint.path
+    folder = scratch / "gathered"
+    if not folder.exists():
+        convert(checkpoint, folder, Target.ADAPTER if checkpoint.adapter else Target.FULL)
+    return folder
+
+
+def _tensors_in(folder: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
-    folder = checkpoint.path
-    if checkpoint.kind in (CheckpointKind.DCP, CheckpointKind.DEEPSPEED):
-        folder = scratch / "gathered"
-        convert(checkpoint, folder, Target.ADAPTER if checkpoint.adapter else Target.FULL)
-    elif checkpoint.kind is CheckpointKind.UNIVERSAL:
-        return _universal_tensors(checkpoint.shards)
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -50,7 +60,7 @@ def tensors_of(checkpoint: Checkpoint, scratch: Path) -> dict[str, torch.Tensor]
             if file.name != "training_args.bin":
                 tensors |= torch_module.load(file, map_location="cpu", weights_only=True)
     if not tensors:
-        raise ConvertError(f"{checkpoint.path}: no weights to compare")
+        raise ConvertError(f"{folder}: no weights to compare")
     return tensors
 
 
@@ -66,12 +76,32 @@ def _universal_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def compare(left: Checkpoint, right: Checkpoint) -> Comparison:
-    """Compare weights tensor by tensor; a tied head that one side leaves out is no difference."""
-    with tempfile.TemporaryDirectory(prefix="ftdash-verify-") as scratch:
-        (Path(scratch) / "left").mkdir()
-        (Path(scratch) / "right").mkdir()
-        first, second = tensors_of(left, Path(scratch) / "left"), tensors_of(right, Path(scratch) / "right")
-    return compare_tensors(first, second)
+    """Compare weights tensor by tensor; a tied head that one side leaves out is no difference.
+
+    Two models may name the same weights differently (experts one by one as on the hub, or as the stacks that
+    the class holds): then both are compared as from_pretrained loads them.
+    """
+    with tempfile.TemporaryDirectory(prefix="ftdash-verify-") as name:
+        scratch = (Path(name) / "left", Path(name) / "right")
+        for folder in scratch:
+            folder.mkdir()
+        found = compare_tensors(tensors_of(left, scratch[0]), tensors_of(right, scratch[1]))
+        if not (found.only_left or found.only_right) or CheckpointKind.UNIVERSAL in (left.kind, right.kind):
+            return found
+        folders = [_gathered(side, folder) for side, folder in zip((left, right), scratch, strict=True)]
+        if left.adapter or right.adapter or not all((folder / "config.json").is_file() for folder in folders):
+            return found
+        return compare_tensors(_as_loaded(folders[0]), _as_loaded(folders[1]))
+
+
+def _as_loaded(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights under the class's own names. Raises ConvertError when the folder does not fill it."""
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    if problems := sorted([*info["missing_keys"], *info["unexpected_keys"]]):
+        raise ConvertError(f"{folder}: {len(problems)} weights missing or unexpected, first {problems[0]}")
+    return dict(model.state_dict())
 
 
 def compare_tensors(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> Comparison:
