@@ -12,8 +12,10 @@ import pytest
 
 from ftdash.engine.launch import checks
 from ftdash.monitor.agent.sample import NodeFile
+from ftdash.monitor.beat import read_beat
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.records import Event, Node, decode_lines, decoder
+from ftdash.monitor.records import Event, Node, Step, decode_lines, decoder
+from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase
 from tests.support.live_runs import make_run, processes_of, start_run, wait_for, wait_until
 
@@ -56,6 +58,27 @@ def test_a_run_on_a_disk_that_fills_up_still_ends_with_the_truth(
     assert state.state is RunPhase.FAILED
     assert state.manifest.first_failing_rank == 1
     wait_until(lambda: not processes_of(run))
+
+
+def test_a_file_system_that_refuses_for_a_while_costs_no_step(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "FREE_BYTES", 0)
+    run = start_run(small_disk, 2, "--steps", "400", "--step-s", "0.02")
+    wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 2 for rank in state.ranks))
+    filler = fill(small_disk)
+    # the heartbeat is mapped memory and goes on where the file cannot grow (but for its last page)
+    wait_until(lambda: read_beat(run.beat_file(0)).step > steps_of(run, 0)[-1] + 30)
+    filler.unlink()
+    state = wait_for(run, lambda state: state.state in ENDED)
+    assert state.state is RunPhase.FINISHED
+    for rank in (0, 1):
+        assert steps_of(run, rank) == list(range(1, 401))
+
+
+def steps_of(run: RunDir, rank: int) -> list[int]:
+    records, _ = decode_lines(decoder, run.rank_file(rank).read_bytes())
+    return [record.step for record in records if isinstance(record, Step)]
 
 
 def test_node_samples_that_found_no_room_are_written_later(small_disk: Path) -> None:

@@ -145,6 +145,16 @@ def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
         "rank-0.json",
         "rank-1.json",
     ]
+
+    hosts.cut_the_line()
+    before = hosts.status(run)["step"]
+    while (status := hosts.status(run))["step"] < before + 3:
+        assert time.monotonic() < end, status
+        time.sleep(0.5)
+    for rank in (0, 1):
+        lines = (folder / "telemetry" / f"rank-{rank}.jsonl").read_text().splitlines()
+        steps = [record["step"] for line in lines if (record := json.loads(line))["kind"] == "step"]
+        assert steps == list(range(1, len(steps) + 1))
     stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
 
