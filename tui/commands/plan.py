@@ -9,8 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, strategy_was_given
+
+if TYPE_CHECKING:
+    from ftdash.engine.check.findings import Finding
+    from ftdash.engine.plan import Plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,12 +32,30 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_from(args)
     if args.json:
-        sys.stdout.write(json.dumps(evaluate(plan).to_json()) + "\n")
+        found = evaluate(plan).to_json()
+        known = {advice["code"] for advice in found["advice"]}
+        found["advice"] += [
+            {"code": trap.code, "text": f"{trap.text}: {trap.fix}", "saves_bytes": 0}
+            for trap in _traps(plan)
+            if trap.code not in known
+        ]
+        sys.stdout.write(json.dumps(found) + "\n")
     elif strategy_was_given(args):
         plan_tables.show(evaluate(plan))
+        for trap in _traps(plan):
+            sys.stdout.write(f"- {trap.code}: {trap.text}: {trap.fix}\n")
     else:
         plan_tables.compare(plan)
     return 0
+
+
+def _traps(plan: Plan) -> list[Finding]:
+    """Why this plan could not be launched, or what it would run into; a plan is counted all the same."""
+    from ftdash.engine.check.findings import Severity
+    from ftdash.engine.check.rules_plan import plan_findings
+    from ftdash.engine.model.load import resolve
+
+    return [trap for trap in plan_findings(plan, resolve(plan)) if trap.severity is not Severity.NOTE]
 
 
 def _smoke() -> int:
