@@ -72,6 +72,7 @@ def _rehearse(spec: LaunchSpec, *, as_json: bool) -> int:
         proved, not_proved = found.proved, found.not_proved
     except RehearsalError as error:
         failure = " ".join(str(error).split())
+        proved, not_proved = error.proved, (failure,)
     if as_json:
         state = RunPhase.FAILED if failure else RunPhase.FINISHED
         about = {"run": run_id, "dir": str(work), "state": str(state)}
