@@ -107,7 +107,7 @@ def learn(runs: Iterable[RunDir]) -> tuple[Calibration, list[str]]:
     skipped: list[str] = []
     for run in runs:
         try:
-            found = measure(_final_state(run))
+            found = measure(RunReader(run).read_whole())
         except RunError as error:
             skipped.append(str(error))
             continue
@@ -188,17 +188,6 @@ def measure(state: RunState) -> _Measured | str:
     if not entry.values:
         return "nothing in it was both measured and predicted"
     return entry
-
-
-def _final_state(run: RunDir) -> RunState:
-    reader = RunReader(run)
-    try:
-        state = reader.poll()
-        while reader.behind:
-            state = reader.poll()
-        return state
-    finally:
-        reader.close()
 
 
 def _put_memory(values: dict[str, float], state: RunState, on_cpu: bool) -> None:

@@ -83,6 +83,16 @@ class RunReader:
         self._read_files(time.monotonic() + POLL_BUDGET_S)
         return self._state(manifest, time.time() if now is None else now)
 
+    def read_whole(self) -> RunState:
+        """The run as it is now, its whole history read; the reader is closed after it. Raises RunError."""
+        try:
+            state = self.poll()
+            while self.behind:
+                state = self.poll()
+            return state
+        finally:
+            self.close()
+
     def known_exits(self) -> list[RankExit]:
         """Ends of ranks that agents saw and wrote into their telemetry."""
         self._find_files()

@@ -11,11 +11,11 @@ from importlib import metadata
 from pathlib import Path
 
 from ftdash.engine.configs import ConfigError, Generated, TrainArgs, generate
+from ftdash.engine.configs.script import model_source
 from ftdash.engine.launch import checks
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.model.load import ModelError, resolve
-from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import Plan, PlanError
 from ftdash.engine.planner import evaluate
 from ftdash.monitor.procs import AGENT_ENV
@@ -131,7 +131,8 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     try:
         mesh = Mesh.from_plan(plan)
         shape = resolve(plan)
-    except (PlanError, ModelError) as error:
+        source = model_source(plan, shape)
+    except (PlanError, ModelError, ConfigError) as error:
         raise LaunchError(str(error)) from None
     if spec.backend is Backend.LOCAL:
         device = checks.device(spec.device, plan.gpus)
@@ -147,7 +148,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     out = (spec.out or run.path / "out").absolute()
     steps = spec.steps or DEFAULT_STEPS
     train = TrainArgs(
-        model=_model_source(plan, shape),
+        model=source,
         output_dir=str(out),
         data=str(Path(spec.data).absolute()) if spec.data and Path(spec.data).exists() else spec.data,
         steps=steps,
@@ -206,17 +207,6 @@ def _data_file(data: str | None) -> Path:
     from ftdash.engine.train.data import shipped_path
 
     return Path(data) if data is not None else shipped_path()
-
-
-def _model_source(plan: Plan, shape: ModelShape) -> str:
-    """What the training script loads: a tiny model's name, a local folder, or the hub id behind a preset."""
-    if plan.params is not None:
-        raise LaunchError("--params describes no model that could be trained: give --model or --config")
-    if plan.config is not None:
-        path = Path(plan.config)
-        return str((path if path.is_dir() else path.parent).absolute())
-    hub_id = shape.source.split(" ")[0]
-    return hub_id if "/" in hub_id else str(plan.model)
 
 
 def _training_env(device: str, ranks: int) -> dict[str, str]:

@@ -33,14 +33,7 @@ def plain(value: Any) -> Any:
 def read_once(run: RunDir) -> RunState:
     """The run as it is now, its whole history read. Raises RunError."""
     run.check_owner()
-    reader = reader_for(run)
-    try:
-        state = reader.poll()
-        while reader.behind:
-            state = reader.poll()
-        return state
-    finally:
-        reader.close()
+    return reader_for(run).read_whole()
 
 
 def run_summary(run: RunDir) -> dict[str, Any]:
