@@ -28,6 +28,21 @@ for name in (
     os.environ.pop(name, None)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of one group share a Slurm or an sshd and may not run beside each other.
+
+    pytest-xdist 3.8 marks them in a way that pytest 9.2 no longer sees, and spreads them without a word.
+    """
+    if getattr(config.option, "loadgroup", False):
+        alone = [item for item in items if item.get_closest_marker("xdist_group") and "@" not in item.nodeid]
+        if alone:
+            raise pytest.UsageError(
+                f"this pytest {pytest.__version__} and pytest-xdist do not keep groups of tests together "
+                f"({alone[0].nodeid}): install the versions of constraints.txt"
+            )
+
+
 @pytest.fixture(autouse=True)
 def ftdash_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     """$FTDASH_HOME for this test alone."""

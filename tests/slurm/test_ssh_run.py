@@ -21,6 +21,7 @@ SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
+    pytest.mark.xdist_group("ssh"),
     pytest.mark.skipif(not Path(SSHD).exists(), reason="sshd is not installed"),
     pytest.mark.skipif(not allowed(), reason="no network namespaces for this user"),
 ]
