@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -169,9 +171,13 @@ def test_ranks_are_found_below_shell_and_launcher(tmp_path):
         )
         sample = live.sample_processes([process.pid], interval_s=0.5)[-1]
     finally:
-        for child in live.procfs.descendants(process.pid):
-            os.kill(child, 9)
-        os.killpg(process.pid, 9)
+        # stopped first, the launcher cannot end its ranks while they are being ended here
+        for pid in [process.pid, *live.procfs.descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        for pid in [*live.procfs.descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
     assert [evidence.rank for evidence in sample.ranks] == [0, 1]
     assert sample.world_size == 2
