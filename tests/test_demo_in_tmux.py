@@ -123,7 +123,10 @@ def test_a_demo_outlives_its_screen_and_is_found_dumped_and_stopped(
     terminal.wait("a stack dump", dumped, 60)
     terminal.wait("the stack on the screen", lambda screen: "py-spy" in screen, 60)
 
-    terminal.type("Escape", "q")
+    # one after the other: a terminal sends Alt+q as Escape, q
+    terminal.type("Escape")
+    terminal.wait("the box's end", lambda screen: "py-spy" not in screen)
+    terminal.type("q")
     terminal.wait("the prompt", lambda screen: "ftdash │" not in screen)
     terminal.run(f"{FTDASH} stop --grace 5 --json > /dev/null; echo stopped-$?")
     terminal.wait("the end", lambda screen: "stopped-0" in screen)
