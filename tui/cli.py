@@ -124,4 +124,7 @@ def _complain(text: str, code: int) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    # as `python -m` this file is a second module, whose UserError is not the one that commands raise
+    from ftdash.tui import cli
+
+    cli.main()

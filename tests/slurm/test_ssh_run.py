@@ -79,16 +79,15 @@ class Hosts:
                 assert time.monotonic() < end, (self.base / f"sshd-{name}.log").read_text()
                 time.sleep(0.1)
 
-    def stop(self) -> None:
+    def cut_the_line(self) -> None:
+        """End the shared connections, as a lost network would."""
+        path = f"{tempfile.gettempdir()}/ftdash-ssh-{os.getuid()}/%C"
         for name in HOSTS:
-            command = [
-                "ssh",
-                "-O",
-                "exit",
-                "-o",
-                f"ControlPath={tempfile.gettempdir()}/ftdash-ssh-{os.getuid()}/%C",
-            ]
-            subprocess.run([*command, name], env=self.env, capture_output=True, check=False)
+            command = ["ssh", "-O", "exit", "-o", f"ControlPath={path}", name]
+            subprocess.run(command, env=self.env, capture_output=True, check=False)
+
+    def stop(self) -> None:
+        self.cut_the_line()
         for daemon in self.daemons:
             daemon.kill()
             daemon.wait()
