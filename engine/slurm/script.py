@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from ftdash.engine.slurm.options import ContainerRuntime, SlurmOptions
@@ -57,8 +56,8 @@ def directives(options: SlurmOptions) -> tuple[list[str], list[str]]:
     return plain, other
 
 
-def batch_script(run: Path, options: SlurmOptions, *, python: str, environment: Sequence[str] = ()) -> str:
-    """The script for sbatch. `environment` are names that srun must carry into a container."""
+def batch_script(run: Path, options: SlurmOptions, *, python: str) -> str:
+    """The script for sbatch."""
     head, _ = directives(options)
     srun = ["--kill-on-bad-exit=1", "--ntasks-per-node=1", f"--nodes={options.nodes}"]
     if options.cpus_per_task:

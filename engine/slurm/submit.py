@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import msgspec
 
@@ -91,14 +89,3 @@ def job_id(run: RunDir) -> str:
         return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted).job_id
     except (OSError, msgspec.DecodeError):
         return ""
-
-
-def cancel(run: RunDir) -> None:
-    """End the run's job, queued or running. Raises SlurmError."""
-    if shutil.which("scancel") and (number := job_id(run)):
-        client.call("scancel", "--full", number)
-
-
-def output(run: RunDir) -> Path:
-    """Where the batch script's own output goes."""
-    return run.logs / f"slurm-{job_id(run)}.out"

@@ -27,6 +27,7 @@ def launch(spec: LaunchSpec) -> RunDir:
         raise LaunchError(
             "--backend ssh needs --hosts FILE: a line for each host, NAME [slots=N] [address=A]"
         )
+    run: RunDir | None = None
     try:
         hosts = read_hosts(spec.hosts)
         if spec.nodes > len(hosts):
@@ -37,18 +38,18 @@ def launch(spec: LaunchSpec) -> RunDir:
             spec = replace(spec, plan=spec_plan(spec.plan, len(hosts)))
         _check_slots(spec, hosts)
         prepared = prepare(spec)
-        run = prepared.run
-        write_job(run, job_of(prepared, spec, len(hosts)))
-        _everywhere(hosts, lambda host, rank: _check(host, run))
+        run = made = prepared.run
+        write_job(made, job_of(prepared, spec, len(hosts)))
+        _everywhere(hosts, lambda host, rank: _check(host, made))
         attempt = uuid.uuid4().hex
-        _everywhere(hosts, lambda host, rank: _start(host, rank, run, hosts[0].address, attempt))
+        _everywhere(hosts, lambda host, rank: _start(host, rank, made, hosts[0].address, attempt))
     except HostsError as error:
-        if "run" in locals():
+        if run is not None:
             manifest = run.read_manifest()
             manifest.state, manifest.reason = RunPhase.FAILED, str(error)
             run.write_manifest(manifest)
         raise LaunchError(str(error)) from None
-    return run
+    return made
 
 
 def _check_slots(spec: LaunchSpec, hosts: list[Host]) -> None:
