@@ -161,7 +161,7 @@ def test_launcher_that_waits_for_another_node_is_a_rendezvous(tmp_path):
 def test_ranks_are_found_below_shell_and_launcher(tmp_path):
     environ = {**os.environ, "ZOO_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     launcher = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
-    command = ["bash", "-c", f"{launcher} {zoo.ZOO / 'hangs.py'} lock_held & wait"]
+    command = ["bash", "-c", f"{launcher} {zoo.ZOO / 'hangs.py'} reward_sleeps & wait"]
     process = subprocess.Popen(
         command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -181,4 +181,5 @@ def test_ranks_are_found_below_shell_and_launcher(tmp_path):
         process.wait()
     assert [evidence.rank for evidence in sample.ranks] == [0, 1]
     assert sample.world_size == 2
-    assert all(evidence.process.threads for evidence in sample.ranks)
+    for evidence in sample.ranks:
+        assert evidence.process.threads, evidence.process.failure_text

@@ -44,7 +44,7 @@ def spins():
     ready()
     if RANK == 1:
         count = 0
-        while not flag:
+        while not flag:  # named
             count += 1  # named
     dist.all_reduce(tensor())
 
@@ -52,7 +52,7 @@ def spins():
 def polls_a_file():
     ready()
     if RANK == 0:
-        while not os.path.exists("/nonexistent/flag"):
+        while not os.path.exists("/nonexistent/flag"):  # named
             time.sleep(0.05)  # named
     dist.barrier()
 
