@@ -17,7 +17,9 @@ from typing import NoReturn
 import msgspec
 
 from ftdash.engine.configs import Generated, Rendezvous, TrainArgs, generate
+from ftdash.engine.launch.local import Prepared
 from ftdash.engine.launch.resume import last_whole_checkpoint
+from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Plan
 from ftdash.monitor.rundir import NODES_ENV, RunDir, RunError, write_atomic
@@ -34,6 +36,7 @@ class Job(msgspec.Struct, omit_defaults=True, kw_only=True):
     launcher: str = ""  # empty: the plan's preferred one
     command: list[str] = []
     directory: str = ""  # where the command was given
+    env: dict[str, str] = {}  # added to the ranks' environment
 
 
 class Meeting(msgspec.Struct, kw_only=True):
@@ -43,6 +46,20 @@ class Meeting(msgspec.Struct, kw_only=True):
     address: str
     port: int
     resume: str = ""
+
+
+def spec_plan(plan: Plan, nodes: int) -> Plan:
+    """The plan with its ranks spread evenly over `nodes`. Raises LaunchError when they do not go up."""
+    if plan.gpus % nodes:
+        raise LaunchError(f"--gpus {plan.gpus} cannot be spread evenly over --nodes {nodes}")
+    return replace(plan, gpus_per_node=plan.gpus // nodes)
+
+
+def job_of(prepared: Prepared, spec: LaunchSpec, nodes: int) -> Job:
+    """What each node needs to know of the run."""
+    if prepared.train is None:
+        return Job(nodes=nodes, command=list(spec.command), directory=os.getcwd(), env=dict(spec.env))
+    return Job(nodes=nodes, plan=spec.plan, train=prepared.train, env=dict(spec.env))
 
 
 def write_job(run: RunDir, job: Job) -> None:
@@ -77,6 +94,7 @@ def node_start(run: RunDir, *, node_rank: int, address: str, attempt: str) -> No
     job = read_job(run)
     meeting = _arrange(run, job, address, attempt) if node_rank == 0 else _await(run, attempt)
     environment = {
+        **job.env,
         "MASTER_ADDR": meeting.address,
         "MASTER_PORT": str(meeting.port),
         "NODE_RANK": str(node_rank),

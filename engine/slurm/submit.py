@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import replace
 
 import msgspec
 
-from ftdash.engine.launch.job import Job, write_job
-from ftdash.engine.launch.local import Prepared, prepare
+from ftdash.engine.launch.job import job_of, spec_plan, write_job
+from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.spec import Device, LaunchError, LaunchSpec
-from ftdash.engine.plan import Plan
 from ftdash.engine.slurm import client
 from ftdash.engine.slurm.options import SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
@@ -67,20 +65,6 @@ def spread(spec: LaunchSpec) -> tuple[LaunchSpec, SlurmOptions]:
     per_node = plan.gpus // nodes
     gpus = 0 if spec.device is Device.CPU else (options.gpus_per_node or per_node)
     return replace(spec, plan=plan, nodes=nodes), replace(options, nodes=nodes, gpus_per_node=gpus)
-
-
-def spec_plan(plan: Plan, nodes: int) -> Plan:
-    """The plan with its ranks spread evenly over `nodes`. Raises LaunchError when they do not go up."""
-    if plan.gpus % nodes:
-        raise LaunchError(f"--gpus {plan.gpus} cannot be spread evenly over --nodes {nodes}")
-    return replace(plan, gpus_per_node=plan.gpus // nodes)
-
-
-def job_of(prepared: Prepared, spec: LaunchSpec, nodes: int) -> Job:
-    """What each node needs to know of the run."""
-    if prepared.train is None:
-        return Job(nodes=nodes, command=list(spec.command), directory=os.getcwd())
-    return Job(nodes=nodes, plan=spec.plan, train=prepared.train)
 
 
 def job_id(run: RunDir) -> str:

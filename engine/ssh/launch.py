@@ -9,10 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ftdash.engine.launch.job import write_job
+from ftdash.engine.launch.job import job_of, spec_plan, write_job
 from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
-from ftdash.engine.slurm.submit import job_of, spec_plan
 from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on
 from ftdash.monitor.hostname import NODE_NAME_ENV
 from ftdash.monitor.rundir import RunDir
