@@ -22,6 +22,7 @@ import msgspec
 
 from ftdash.monitor.diagnosis import permission, procfs
 from ftdash.monitor.diagnosis.model import (
+    NOT_SEEN,
     DumpFailure,
     Frame,
     ProcessEvidence,
@@ -34,6 +35,7 @@ from ftdash.monitor.rundir import RUN_DIR_ENV
 MAX_CHILDREN = 32
 MAX_DUMP_BYTES = 32 << 20
 _NONBLOCKING_TRIES = 6
+_SECOND_TIMEOUT_S = 8.0  # for ranks that a burdened machine did not show in time
 _STOPPED = "T"
 
 
@@ -177,9 +179,20 @@ def _dump_with_pyspy(pid: int, *, native: bool, timeout_s: float) -> ProcessEvid
             evidence.source = "py-spy native" if native else "py-spy"
             return evidence
     failed = _failed(evidence, permission.explain(pid, message, pyspy_version()))
+    if failed.failure is DumpFailure.UNREADABLE and _ran_since(pid, evidence):
+        text = f"it moved in each of {len(plans)} tries to read it"
+        _failed(
+            evidence, permission.Failure(DumpFailure.MOVING, text, permission.REMEDIES[DumpFailure.MOVING])
+        )
     if before and not procfs.state_letter(pid):
         failed.moved = "ended while it was dumped"
     return failed
+
+
+def _ran_since(pid: int, evidence: ProcessEvidence) -> bool:
+    """Whether it used the processor or its main thread woke up since `evidence`: its memory moved."""
+    now = procfs.proc_state(pid)
+    return now.cpu_s > evidence.proc.cpu_s or now.main_sleeps > evidence.proc.main_sleeps
 
 
 _ASK_HOOK = frozenset(
@@ -189,6 +202,7 @@ _ASK_HOOK = frozenset(
         DumpFailure.OTHER_NAMESPACE,
         DumpFailure.UNSUPPORTED_PYTHON,
         DumpFailure.NO_PYSPY,
+        DumpFailure.MOVING,
     }
 )
 
@@ -279,16 +293,33 @@ def is_helper(command: Sequence[str]) -> bool:
 
 
 def dump_ranks(
-    pids: Iterable[tuple[int, int]], *, native: bool = False, timeout_s: float = 4.0
+    pids: Iterable[tuple[int, int]],
+    *,
+    native: bool = False,
+    timeout_s: float = 4.0,
+    second_timeout_s: float = _SECOND_TIMEOUT_S,
 ) -> list[RankEvidence]:
-    """Evidence of several (rank, pid) at once, in parallel, sorted by rank."""
+    """Evidence of several (rank, pid) at once, in parallel, sorted by rank.
+
+    Ranks that could not be read in time, and do not sleep in the kernel, are looked at once more, two at a
+    time and with more time: on a burdened machine the looking itself is what is slow.
+    """
     todo = list(pids)
     if not todo:
         return []
     kin = procfs.children_map()
+
+    def look(item: tuple[int, int], limit_s: float) -> RankEvidence:
+        return rank_evidence(item[1], rank=item[0], kin=kin, native=native, timeout_s=limit_s)
+
     with ThreadPoolExecutor(max_workers=min(8, len(todo))) as pool:
-        found = pool.map(
-            lambda item: rank_evidence(item[1], rank=item[0], kin=kin, native=native, timeout_s=timeout_s),
-            todo,
-        )
-        return sorted(found, key=lambda evidence: evidence.rank)
+        found = dict(zip(todo, pool.map(lambda item: look(item, timeout_s), todo), strict=True))
+    again = [item for item, evidence in found.items() if _not_seen(evidence)]
+    if again:
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            found.update(zip(again, pool.map(lambda item: look(item, second_timeout_s), again), strict=True))
+    return sorted(found.values(), key=lambda evidence: evidence.rank)
+
+
+def _not_seen(evidence: RankEvidence) -> bool:
+    return evidence.process is not None and evidence.process.failure in NOT_SEEN

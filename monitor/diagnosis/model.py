@@ -76,8 +76,14 @@ class DumpFailure(StrEnum):
     UNSUPPORTED_PYTHON = "unsupported-python"
     D_STATE = "d-state"
     TIMEOUT = "timeout"
+    MOVING = "moving"  # alive, and at another place in every try
+    NO_ANSWER = "no-answer"  # the agent of its node did not answer
     NO_PYSPY = "no-py-spy"
     UNREADABLE = "unreadable"
+
+
+# Nobody looked in time: evidence is missing, and that says nothing of the rank.
+NOT_SEEN = frozenset({DumpFailure.TIMEOUT, DumpFailure.MOVING, DumpFailure.NO_ANSWER})
 
 
 class ProcessEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):

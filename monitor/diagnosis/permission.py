@@ -20,8 +20,10 @@ REMEDIES = {
     DumpFailure.D_STATE: "the process sleeps in the kernel (driver, storage): check dmesg and the mounts of "
     "that node, exclude the node; only a reboot may help",
     DumpFailure.TIMEOUT: "the dump did not end in time: try again, or ask the hook with SIGUSR2",
+    DumpFailure.MOVING: "it runs, and moved in every try: look again, or ask the hook with SIGUSR2",
+    DumpFailure.NO_ANSWER: "look whether that node and its agent are alive",
     DumpFailure.NO_PYSPY: "py-spy is not installed here: pip install py-spy",
-    DumpFailure.UNREADABLE: "run `ftdash diagnose --debug`, or ask the hook with SIGUSR2",
+    DumpFailure.UNREADABLE: "look again, or ask the hook with SIGUSR2",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.kinds import Kind
@@ -24,15 +25,40 @@ _WAITS_FOR_OTHERS = frozenset({Wait.STORE, Wait.RENDEZVOUS})
 
 def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     """The verdict of stacks and process states alone."""
+    verdict = _of_seen([view for view in views if not view.not_seen], sample, views)
+    missing = [view for view in views if view.not_seen]
+    return _without(missing, verdict) if missing else verdict
+
+
+# Verdicts that hold only when every rank was looked at.
+_NEEDS_ALL = frozenset({Kind.NETWORK, Kind.RENDEZVOUS, Kind.STORE, Kind.NO_EVIDENCE})
+
+
+def _without(missing: Sequence[View], verdict: Verdict) -> Verdict:
+    """What a verdict is worth when nobody could look at some ranks: they are neither guilty nor cleared."""
+    texts = {view.evidence.process.failure_text for view in missing if view.evidence.process}
+    unseen = f"rank {ranks_of(missing)} could not be looked at: {'; '.join(sorted(texts))}"
+    if working := [view for view in missing if view.motion.counted and (view.motion.busy or view.progresses)]:
+        unseen += f"; rank {ranks_of(working)} runs ({working[0].motion.words()})"
+    against = (*verdict.against, unseen)
+    if verdict.kind in _NEEDS_ALL:
+        reason = f"{unseen}. What the others show does not decide: {verdict.reason}"
+        return Verdict(
+            Kind.NO_EVIDENCE, (), 0.0, reason, verdict.evidence, verdict.against, ("look again in a minute",)
+        )
+    return replace(verdict, against=against, confidence=verdict.confidence * 0.8)
+
+
+def _of_seen(views: Sequence[View], sample: Sample, everybody: Sequence[View]) -> Verdict:
     seen = [view for view in views if not view.dead]
     two = any(view.motion.known for view in views)
-    absent = sample.expected - {view.rank for view in views}
+    absent = sample.expected - {view.rank for view in everybody}
     waiting = [view for view in seen if view.waits_for_peers]
     for stage in (_gone, _unresponsive, _external_peer, _teardown):
         if verdict := stage(seen, views, waiting, absent, two):
             return verdict
     if not any(view.has_stack for view in seen):
-        return no_evidence(views)
+        return no_evidence(everybody)
     pending = [view for view in seen if view.wait in _WAITS_FOR_OTHERS]
     if not waiting and pending:
         return _before_training(seen, pending, absent, two)

@@ -9,6 +9,7 @@ from ftdash.monitor.diagnosis import frames, knowledge, motion, source
 from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.knowledge import Phase
 from ftdash.monitor.diagnosis.model import (
+    NOT_SEEN,
     Culprit,
     DumpFailure,
     Frame,
@@ -57,8 +58,16 @@ class View:
         return self.reading.telling is not None
 
     @property
+    def not_seen(self) -> bool:
+        """Nobody could look at it in time: no evidence, for or against."""
+        process = self.evidence.process
+        return (
+            not self.has_stack and process is not None and process.failure in NOT_SEEN and not self.recorded
+        )
+
+    @property
     def undumpable(self) -> bool:
-        return not self.has_stack and not self.dead
+        return not self.has_stack and not self.dead and not self.not_seen
 
     @property
     def waits_for_peers(self) -> bool:
