@@ -253,18 +253,67 @@ def test_deepspeed_launcher_starts_it(tmp_path):
     assert trained(done, "zero2").zero_stage == 2
 
 
-@pytest.mark.xfail(reason="the tp case failed once in a whole run and is not understood yet", strict=False)
+def reference_losses(model: str, dp_size: int, grad_accum: int) -> list[float]:
+    """The same steps in one process without any sharding: what a parallel loop has to come out at.
+
+    Each step's micro-batches of all data-parallel ranks in turn, one loss over all their tokens.
+    """
+    import torch
+    from transformers import get_cosine_schedule_with_warmup
+
+    from ftdash.engine.train import data, loading, loop
+    from ftdash.engine.train.options import Options
+
+    options = Options(model=model, seq_len=96, micro_batch=2, grad_accum=grad_accum, steps=train.STEPS)
+    source = loading.model_source(options)
+    tokenizer = loading.load_tokenizer(source, options)
+    rows = loop.encode(data.load(options.data), tokenizer, options)
+    whole = loading.load_model(source, options)
+    whole.train()
+    optimizer = torch.optim.AdamW(whole.parameters(), lr=options.lr, weight_decay=0.0, foreach=False)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 0, options.steps)
+    coefficient = loop.router_coefficient(options, whole)
+    extra = {"output_router_logits": True} if coefficient else {}
+    layouts = [loop.Layout(world=dp_size, rank=rank, tp=1, ep=1, replicate=1) for rank in range(dp_size)]
+    shares = [loop.batches(rows, layout, options.micro_batch, options.seed) for layout in layouts]
+    losses = []
+    for _ in range(options.steps):
+        micro = [
+            loop.collate(next(share), tokenizer.pad_token_id, torch.device("cpu"))
+            for _ in range(grad_accum)
+            for share in shares
+        ]
+        total = sum(int((batch["labels"] != loop.IGNORED).sum()) for batch in micro)
+        step_loss = 0.0
+        for batch in micro:
+            output = whole(input_ids=batch["ids"], attention_mask=batch["mask"], use_cache=False, **extra)
+            summed = loop.token_loss(output.logits, batch["labels"])
+            loss = summed / total
+            if coefficient:
+                loss = loss + coefficient * output.aux_loss / len(micro)
+            loss.backward()
+            step_loss += float(summed.detach())
+        torch.nn.utils.clip_grad_norm_(whole.parameters(), loop.MAX_GRAD_NORM)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(step_loss / total)
+    return losses
+
+
 @pytest.mark.parametrize(
-    ("model", "strategy", "world", "flags"),
+    ("model", "strategy", "world", "flags", "dp_size", "grad_accum"),
     [
-        ("tiny-qwen3", "tp", 2, ["--tp", "2"]),
-        ("tiny-moe", "ep", 2, ["--ep", "2"]),
-        ("tiny-qwen3", "fsdp", 4, ["--tp", "2"]),
-        ("tiny-moe", "ep", 4, ["--ep", "2", "--tp", "2", "--grad-accum", "2"]),
+        ("tiny-qwen3", "tp", 2, ["--tp", "2"], 1, 1),
+        ("tiny-moe", "ep", 2, ["--ep", "2"], 2, 1),
+        ("tiny-qwen3", "fsdp", 4, ["--tp", "2"], 2, 1),
+        ("tiny-moe", "ep", 4, ["--ep", "2", "--tp", "2", "--grad-accum", "2"], 2, 2),
     ],
     ids=["tp", "ep-fsdp", "tp-fsdp", "ep-tp-fsdp"],
 )
-def test_tensor_and_expert_parallelism_run_in_the_plain_loop(tmp_path, model, strategy, world, flags):
+def test_the_plain_loop_takes_the_steps_of_one_process(
+    tmp_path, model, strategy, world, flags, dp_size, grad_accum
+):
     done = train.run(
         train.torchrun(world),
         train.script("--strategy", strategy, *flags, output_dir=tmp_path / "out", model=model),
@@ -272,11 +321,11 @@ def test_tensor_and_expert_parallelism_run_in_the_plain_loop(tmp_path, model, st
     )
     meta = trained(done, strategy, world)
     assert meta.dtensor_params > 0
-    assert done.losses()[-1] < done.losses()[0]
+    assert done.losses() == pytest.approx(reference_losses(model, dp_size, grad_accum), abs=2e-3)
     assert loads(done)
 
 
-def test_single_process_and_both_parallel_loops_see_the_same_first_loss(tmp_path):
+def test_a_single_process_trains_without_any_launcher(tmp_path):
     alone = train.run([sys.executable], train.script(output_dir=tmp_path / "out"), tmp_path)
     assert trained(alone, "none", world=1).distributed_type == "NO"
     assert loads(alone)

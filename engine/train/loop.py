@@ -74,7 +74,7 @@ def run(options: Options, asked: TrainStrategy, hook: Hook) -> None:
     loading.quiet()
     source = loading.model_source(options)
     tokenizer = loading.load_tokenizer(source, options)
-    rows = _encode(data.load(options.data), tokenizer, options)
+    rows = encode(data.load(options.data), tokenizer, options)
     loading.enough_rows(len(rows), options)
     if options.device == "cpu" and torch.cuda.is_available():
         raise TrainError("--device cpu: transformers puts its mesh on the GPU that it sees; hide it")
@@ -120,7 +120,7 @@ def _checked_layout(options: Options) -> Layout:
     return Layout.of(options)
 
 
-def _encode(dataset: Any, tokenizer: Any, options: Options) -> list[tuple[list[int], list[int]]]:
+def encode(dataset: Any, tokenizer: Any, options: Options) -> list[tuple[list[int], list[int]]]:
     """(tokens, labels) of every row with loss tokens: assistant tokens where the template marks them."""
     marked = data.is_conversational(dataset) and loading.marks_assistant(tokenizer)
     rows = []
@@ -196,7 +196,8 @@ def _optimizer(options: Options, model: Any) -> tuple[Any, Any]:
     return optimizer, get_cosine_schedule_with_warmup(optimizer, options.warmup, options.steps)
 
 
-def _router_coefficient(options: Options, model: Any) -> float:
+def router_coefficient(options: Options, model: Any) -> float:
+    """The weight of the router's balancing loss; 0 without routers. Raises TrainError for a dense model."""
     config = model.config.get_text_config()
     if options.router_logits == "off" or not hasattr(config, "output_router_logits"):
         if options.router_aux_loss and options.router_logits == "on":
@@ -221,7 +222,7 @@ def _steps(
     from torch.distributed.tensor import DTensor
 
     device = next(model.parameters()).device
-    coefficient = _router_coefficient(options, model)
+    coefficient = router_coefficient(options, model)
     extra = {"output_router_logits": True} if coefficient else {}
     optimizer, schedule = _optimizer(options, model)
     source = batches(rows, layout, options.micro_batch, options.seed)
