@@ -49,7 +49,7 @@ def open_app(argv: list[str], run: RunDir | None = None, pane: str | None = None
 
         run = find_run(arguments.run, arguments.runs)
     pane = pane or arguments.pane or ("monitor" if run is not None else "plan")
-    painted = splash.paint(pane, run.run_id if run is not None else "")
+    painted = splash.paint(run.run_id if run is not None else "")
     # Collecting garbage while modules are loaded costs a fifth of the start; the cockpit turns it on again.
     gc.disable()
     try:

@@ -11,16 +11,16 @@ import sys
 PANES = ("Plan", "Launch", "Monitor", "Diagnose")
 
 
-def tab_line(active: str) -> str:
+def tab_line() -> str:
     """The top line as the tab bar draws it."""
     tabs = " │ ".join(f"{number} {name}" for number, name in enumerate(PANES, 1))
-    return f" ftdash │ {tabs}".replace(active, active)
+    return f" ftdash │ {tabs}"
 
 
-def first_frame(width: int, height: int, active: str, subject: str) -> str:
+def first_frame(width: int, height: int, subject: str) -> str:
     """The frame as one string of ANSI: alternate screen, cursor hidden, tab line, one panel."""
     subject = "".join(char for char in subject if char.isprintable())[: max(0, width - 4)]
-    top = tab_line(active)[:width]
+    top = tab_line()[:width]
     lines = [top, "╭" + "─" * (width - 2) + "╮"]
     body = max(0, height - 4)
     for row in range(body):
@@ -30,7 +30,7 @@ def first_frame(width: int, height: int, active: str, subject: str) -> str:
     return "\x1b[?1049h\x1b[?25l\x1b[H\x1b[2J" + "\r\n".join(lines)
 
 
-def paint(active: str, subject: str) -> bool:
+def paint(subject: str) -> bool:
     """Write the first frame to a terminal; False when stdout is none, or the terminal is too poor."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
         return False
@@ -40,7 +40,7 @@ def paint(active: str, subject: str) -> bool:
         return False
     if width < 20 or height < 6:
         return False
-    frame = first_frame(width, height, active, subject)
+    frame = first_frame(width, height, subject)
     try:
         os.write(sys.stdout.fileno(), frame.encode(sys.stdout.encoding or "utf-8", "replace"))
     except OSError:

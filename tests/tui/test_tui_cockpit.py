@@ -222,7 +222,7 @@ def test_opening_the_screen_loads_no_heavy_library_and_paints_before_textual() -
         "import sys\n"
         "from ftdash.tui import cli, app, splash\n"
         "assert 'textual' not in sys.modules and 'rich' not in sys.modules\n"
-        "assert '1 Plan' in splash.first_frame(80, 24, 'plan', '')\n"
+        "assert '1 Plan' in splash.first_frame(80, 24, '')\n"
         "from ftdash.tui import cockpit\n"
         "for name in cockpit.ORDER: cockpit.make_pane(name)\n"
         "heavy = {'torch', 'numpy', 'pandas', 'transformers', 'datasets'} & set(sys.modules)\n"
