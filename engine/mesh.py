@@ -107,13 +107,14 @@ class Mesh:
         return cls(world, gpus_per_node, replicate, shard, cp, tp, pp, ep)
 
     @classmethod
-    def from_plan(cls, plan: Plan) -> Mesh:
-        """The mesh that the plan's strategy makes of its GPUs. Raises PlanError."""
+    def from_plan(cls, plan: Plan, shape: ModelShape | None = None) -> Mesh:
+        """The mesh that the plan's strategy makes of its GPUs; with a `shape`, the degrees that a refusal
+        lists are those the model can be cut by. Raises PlanError."""
         model_parallel = plan.tp * plan.cp * plan.pp
         if model_parallel < 1 or plan.gpus % model_parallel:
             raise PlanError(
                 f"--gpus {plan.gpus} is not a multiple of tp {plan.tp} x cp {plan.cp} x pp {plan.pp} = "
-                f"{model_parallel}: {_blame(plan.gpus, 1, plan.cp, plan.tp, plan.pp)}"
+                f"{model_parallel}: {_blame_model_parallel(plan, shape)}"
             )
         data_parallel = plan.gpus // model_parallel
         strategy = plan.strategy
@@ -160,7 +161,7 @@ def check_shape(mesh: Mesh, plan: Plan, shape: ModelShape) -> None:
     (huggingface/transformers#48307), so it is refused here.
     """
     if mesh.tp > 1:
-        _check_tensor_parallel(mesh.tp, mesh.ep, plan.strategy, shape)
+        _check_tensor_parallel(plan, shape)
     if mesh.ep > 1:
         experts = {group.layer.moe.experts for group in shape.groups if group.layer.moe}
         if not experts:
@@ -200,7 +201,8 @@ def warnings(mesh: Mesh, plan: Plan, nvlink: bool) -> tuple[tuple[str, str], ...
     return tuple(found)
 
 
-def _check_tensor_parallel(tp: int, ep: int, strategy: Strategy, shape: ModelShape) -> None:
+def _tensor_cuts(plan: Plan, shape: ModelShape) -> list[tuple[str, int]]:
+    """What tensor parallelism cuts, in words, and how many there are of it."""
     cut = []
     for group in shape.groups:
         layer = group.layer
@@ -209,36 +211,58 @@ def _check_tensor_parallel(tp: int, ep: int, strategy: Strategy, shape: ModelSha
             cut.append(("KV heads", layer.attention.kv_heads))
         if layer.ffn_width:
             cut.append(("FFN width", layer.ffn_width))
-        if layer.moe is not None and ep == 1:
+        if layer.moe is not None and plan.ep == 1:
             cut.append(("expert width", layer.moe.expert_width))
-    if strategy is not Strategy.MEGATRON:  # Megatron pads the vocabulary to a multiple
+    if plan.strategy is not Strategy.MEGATRON:  # Megatron pads the vocabulary to a multiple
         cut.append(("vocabulary", shape.vocab))
-    for what, size in cut:
-        if size and size % tp:
-            common = [d for d in _divisors(cut[0][1]) if all(s % d == 0 for _, s in cut if s)]
-            raise PlanError(
-                f"--tp {tp} must divide the {size} {what} of {shape.name}: one of {_listed(common)}"
-            )
+    return [(what, size) for what, size in cut if size]
+
+
+def _tensor_degrees(plan: Plan, shape: ModelShape) -> list[int]:
+    """Every tensor-parallel degree that the model can be cut by."""
+    cut = _tensor_cuts(plan, shape)
+    return [d for d in _divisors(cut[0][1]) if all(size % d == 0 for _, size in cut)]
+
+
+def _pipeline_degrees(plan: Plan, shape: ModelShape) -> list[int]:
+    """Every number of stages of equal depth, embedding and head counted as a layer each where that divides
+    (Llama 405B: 126 + 2; Megatron's `account_for_embedding_in_pipeline_split`, torchtitan's input and output
+    weight). Interleaved schedules cut at any layer (torchtitan gives the first chunks one layer more), so
+    only their number is bounded."""
+    layers = shape.layers
+    if plan.pp_schedule is PipelineSchedule.INTERLEAVED:
+        return list(range(1, layers // plan.virtual_stages + 1))
+    return [d for d in range(1, layers + 1) if layers % d == 0 or (layers + 2) % d == 0]
+
+
+def _check_tensor_parallel(plan: Plan, shape: ModelShape) -> None:
+    for what, size in _tensor_cuts(plan, shape):
+        if size % plan.tp:
+            valid = _fitting(_tensor_degrees(plan, shape), plan.gpus, plan.cp * plan.pp)
+            raise PlanError(f"--tp {plan.tp} must divide the {size} {what} of {shape.name}: {_one_of(valid)}")
 
 
 def _check_pipeline(plan: Plan, shape: ModelShape) -> None:
-    """Stages of equal depth, counting embedding and head as layers of their own where that fits (Llama
-    405B: 126 + 2).
-
-    Interleaved schedules cut at any layer (torchtitan gives the first chunks one layer more), so only
-    the number of stages is bounded.
-    """
-    layers = shape.layers
-    stages = plan.pp * (plan.virtual_stages if plan.pp_schedule is PipelineSchedule.INTERLEAVED else 1)
-    if stages > layers:
-        raise PlanError(f"--pp {plan.pp} makes {stages} stages of {layers} layers: at most {layers} stages")
-    if plan.pp_schedule is PipelineSchedule.INTERLEAVED:
+    valid = _pipeline_degrees(plan, shape)
+    if plan.pp in valid:
         return
-    if layers % plan.pp and (layers + 2) % plan.pp:
-        valid = [d for d in range(1, layers + 1) if layers % d == 0 or (layers + 2) % d == 0]
+    fitting = _fitting(valid, plan.gpus, plan.cp * plan.tp)
+    if plan.pp_schedule is PipelineSchedule.INTERLEAVED:
+        stages = plan.pp * plan.virtual_stages
         raise PlanError(
-            f"--pp {plan.pp} must divide the {layers} layers of {shape.name}: one of {_listed(valid)}"
+            f"--pp {plan.pp} makes {stages} stages of the {shape.layers} layers of {shape.name}: "
+            f"{_one_of(fitting)} with --virtual-stages {plan.virtual_stages}"
         )
+    raise PlanError(
+        f"--pp {plan.pp} must divide the {shape.layers} layers of {shape.name}: one of "
+        f"{_listed(_divisors(shape.layers))} (on {plan.gpus} GPUs {_one_of(fitting)})"
+    )
+
+
+def _fitting(degrees: list[int], gpus: int, taken: int) -> list[int]:
+    """Of these degrees, those that also divide the GPUs which the other factors leave."""
+    left = gpus // taken if gpus % taken == 0 else gpus
+    return [d for d in degrees if left % d == 0]
 
 
 def _replicas_over_nodes(plan: Plan, data_parallel: int) -> int:
@@ -257,6 +281,21 @@ def _blame(world: int, replicate: int, cp: int, tp: int, pp: int) -> str:
     return "one of the factors must be smaller"
 
 
+def _blame_model_parallel(plan: Plan, shape: ModelShape | None) -> str:
+    """As `_blame`, of the degrees that the model can be cut by as well."""
+    left = plan.gpus
+    for name, value in (("tp", plan.tp), ("cp", plan.cp), ("pp", plan.pp)):
+        if left % value == 0:
+            left //= value
+            continue
+        valid = _divisors(left)
+        if shape is not None and name != "cp":
+            cuts = _tensor_degrees(plan, shape) if name == "tp" else _pipeline_degrees(plan, shape)
+            valid = [degree for degree in valid if degree in cuts]
+        return f"--{name} must be {_one_of(valid)}"
+    return "one of the factors must be smaller"
+
+
 def _divisors(n: int) -> list[int]:
     small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
     return sorted({*small, *(n // d for d in small)})
@@ -266,3 +305,7 @@ def _listed(values: list[int]) -> str:
     if len(values) <= 16:
         return ", ".join(map(str, values))
     return ", ".join([*map(str, values[:15]), "…", str(values[-1])])
+
+
+def _one_of(values: list[int]) -> str:
+    return f"one of {_listed(values)}" if len(values) > 1 else f"{values[0]}" if values else "1"

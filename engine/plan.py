@@ -108,6 +108,24 @@ class PipelineSchedule(StrEnum):
     GPIPE = "gpipe"
 
 
+# The largest count that any input may say; the least is 1. Beyond them nothing real is meant.
+LARGEST_COUNT = {
+    "gpus": 1_000_000,
+    "gpus_per_node": 1024,
+    "replicate": 1_000_000,
+    "tp": 4096,
+    "cp": 4096,
+    "pp": 4096,
+    "virtual_stages": 256,
+    "micro_batches": 1_000_000,
+    "ep": 4096,
+    "lora_rank": 1_000_000,
+    "micro_batch": 1_000_000,
+    "grad_accum": 1_000_000,
+    "seq_len": 100_000_000,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """All choices of one run. `None` means: let the strategy's own default decide.

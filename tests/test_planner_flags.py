@@ -167,8 +167,29 @@ def test_a_file_without_a_plan_is_named(tmp_path: Path, content: str) -> None:
         ("--model qwen3-8b --strategy zero4", "--strategy zero4"),
         ("--model qwen3-8b --precision int1", "--precision int1"),
         ("--model qwen3-8b --reduce-dtype fp8", "--reduce-dtype fp8"),
-        ("--model qwen3-8b --gpus 8 --tp 3", "--tp"),
+        ("--params 1e15", "from 100000 to 1e+14"),
+        ("--params 10", "from 100000 to 1e+14"),
+        ("--model qwen3-8b --seq-len -2048", "--seq-len -2048"),
+        ("--model qwen3-8b --seq-len nan", "--seq-len nan"),
+        ("--model qwen3-8b --seq-len 1e300", "--seq-len 1e300"),
+        ("--model qwen3-8b --lora-targets nothing", "--lora-targets nothing"),
+        ("--model qwen3-8b --lora-rank 99999", "from 1 to 1024"),
+        ("--model qwen3-8b --method full --dora", "--dora with --method full"),
+        ("--model qwen3-8b --method full --lora-rank 8", "--lora-rank with --method full"),
+        ("--model qwen3-8b --gpu a100-80g --precision fp8", "bf16-mixed, bf16, fp16-mixed, fp32"),
+        ("--model qwen3-8b --gpu t4-16g --precision fp8", "use fp16-mixed, fp32"),
+        ("--model qwen3-8b --gpu h100-sxm-80g --precision nvfp4", "needs Blackwell"),
+        ("--model qwen3-8b --gpu h100-sxm-80g --precision mxfp8", "needs Blackwell"),
+        ("--model qwen3-8b --gpu v100-32g --attention flash", "use sdpa or eager"),
+        ("--model qwen3-8b --gpus 8 --tp 3", "--tp must be one of 1, 2, 4, 8"),
+        ("--model qwen3-8b --gpus 16 --tp 3", "--tp must be one of 1, 2, 4, 8"),
         ("--model qwen3-8b --gpus 16 --tp 16", "--tp 16"),
+        (
+            "--model qwen3-8b --gpus 16 --pp 16",
+            "one of 1, 2, 3, 4, 6, 9, 12, 18, 36 (on 16 GPUs one of 1, 2, 4)",
+        ),
+        ("--model qwen3-8b --gpus 16 --pp 5", "--pp must be one of 1, 2, 4"),
+        ("--model qwen3-8b --gpus 36 --pp 36 --tp 2", "--pp must be one of 1, 2, 3, 6, 9, 18"),
     ],
 )
 def test_impossible_input_is_one_line_that_names_the_flag(flags: str, words: str) -> None:
@@ -262,3 +283,23 @@ def test_hostile_values_are_one_short_line(flags: list[str], capsys: pytest.Capt
     assert line.isprintable()
     assert len(line) < 400
     assert "--" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--gpu v100-32g", "no-bf16-units", "fp16-mixed"),
+        ("--gpu t4-16g --precision bf16", "no-bf16-units", "fp16-mixed"),
+        ("--dora", "adapter-flags-unused", "--dora"),
+        ("--seq-len 131072", "beyond-positions", "40,960"),
+    ],
+)
+def test_what_runs_but_not_as_meant_is_a_named_warning(
+    flags: str, code: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def advice(line: str) -> dict[str, str]:
+        assert run(["plan", "--json", "--model", "qwen3-8b", *line.split()]) == 0
+        return {one["code"]: one["text"] for one in json.loads(capsys.readouterr().out)["advice"]}
+
+    assert words in advice(flags)[code]
+    assert code not in advice("")

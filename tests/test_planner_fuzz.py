@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import math
 
@@ -24,6 +26,8 @@ from ftdash.engine.plan import (
     Strategy,
 )
 from ftdash.engine.planner import evaluate
+from ftdash.tui.cli import guarded
+from ftdash.tui.commands.plan_flags import CHOICES, COUNTS, DTYPES, NAMES, SWITCHES
 
 POWERS = st.sampled_from([1, 1, 1, 2, 4, 8])
 PLANS = st.builds(
@@ -95,3 +99,67 @@ def test_every_plan_is_consistent_or_refused(plan: Plan) -> None:
     assert 0 < time.mfu < 1
     assert 0 <= time.bubble < 1
     json.dumps(found.to_json(), allow_nan=False)
+
+
+NUMBERS = st.sampled_from(
+    [
+        "1",
+        "2",
+        "4",
+        "8",
+        "16",
+        "2048",
+        "0",
+        "-1",
+        "nan",
+        "inf",
+        "1e9",
+        "9" * 30,
+        "",
+        "a\nb",
+        "\x1b[2J",
+        "1.5",
+        "0x10",
+    ]
+)
+WORDS = st.sampled_from(["all-linear", "q_proj,v_proj", "nonsense", ",", "", "lm_head", "-1", "a\nb"])
+FLAGS = {
+    "--model": st.sampled_from(["qwen3-8b", "qwen3-30b-a3b", "tiny-qwen3", "no-such", ""]),
+    "--params": NUMBERS,
+    "--gpu": st.sampled_from(["t4-16g", "v100-32g", "h100-sxm-80g", "b200-180g", "no-such", ""]),
+    **{f"--{name}": NUMBERS for name in COUNTS},
+    **{
+        f"--{name}": st.sampled_from([*(kind.value for kind in kinds), "nonsense"])
+        for name, kinds in CHOICES.items()
+    },
+    **{f"--{name}": st.sampled_from([*values, "nonsense"]) for name, values in DTYPES.items()},
+    **{f"--{name}": WORDS for name in NAMES},
+    **{f"--{name}": st.none() for name in SWITCHES},
+}
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """Up to six flags of a plan with values that are right, wrong or hostile; mostly beside a model."""
+    line = draw(st.sampled_from([["--model=qwen3-8b"], ["--model=qwen3-30b-a3b"], ["--params=7e9"], []]))
+    for flag in draw(st.lists(st.sampled_from(sorted(FLAGS)), max_size=6, unique=True)):
+        value = draw(FLAGS[flag])
+        line = [*line, flag if value is None else f"{flag}={value}"]
+    return line
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(line=command_lines())
+def test_any_command_line_is_planned_or_refused_in_one_line(line: list[str]) -> None:
+    out, said = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        code = guarded(["plan", "--json", *line])
+    assert code in (0, 2), said.getvalue()
+    if code == 0:
+        json.loads(out.getvalue())
+        return
+    assert out.getvalue() == ""
+    words = said.getvalue().removesuffix("\n")
+    assert words.startswith("ftdash: ")
+    assert words.isprintable()
+    assert "--" in words

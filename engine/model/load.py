@@ -43,7 +43,7 @@ _TYPICAL = (
     (4.05e11, 126, 16384, 53248, 8, 128_256),
     (3.0e12, 160, 36864, 147456, 8, 128_256),
 )
-_LOWEST = 100_000
+LEAST_TOTAL = 100_000
 
 
 @cache
@@ -168,9 +168,9 @@ def from_params(n: float) -> ModelShape:
     Layers and widths are interpolated between published models; FFN width and vocabulary take up the
     rest in whole steps, and what remains (below 0.1 %) stands in `other_params`. Raises ModelError.
     """
-    if not _LOWEST <= n <= LARGEST_TOTAL or n != int(n):
+    if not LEAST_TOTAL <= n <= LARGEST_TOTAL or n != int(n):
         raise ModelError(
-            f"--params {n:g}: a whole number of parameters from {_LOWEST:g} to {LARGEST_TOTAL:g}"
+            f"--params {n:g}: a whole number of parameters from {LEAST_TOTAL:g} to {LARGEST_TOTAL:g}"
         )
     total = int(n)
     layers, hidden, kv_heads, vocab = _proportions(total)
@@ -194,7 +194,7 @@ def from_params(n: float) -> ModelShape:
     per_step = shape(2 * step).total_params - shape(step).total_params
     width = (total - shape(step).total_params) // per_step * step + step
     if width < step:
-        raise ModelError(f"--params {n:g}: too few for a decoder: from {_LOWEST:.0e}")
+        raise ModelError(f"--params {n:g}: too few for a decoder: from {LEAST_TOTAL:.0e}")
     vocab += (total - shape(width).total_params) // (2 * hidden * step) * step
     fitted = shape(width, vocab)
     return replace(

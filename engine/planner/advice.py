@@ -1,4 +1,4 @@
-"""What would help: remedies for memory and for speed, each checked by planning again, and warnings.
+"""What would help: remedies for memory and for speed, each checked by planning again.
 
 Remedies come in the order a practitioner would try them: first what costs no accuracy and little speed.
 Where no single one is enough they are added up until the plan fits.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ftdash.engine import mesh as meshes
 from ftdash.engine.plan import (
     Checkpointing,
     ExpertLora,
@@ -19,17 +18,15 @@ from ftdash.engine.plan import (
     Optimizer,
     Plan,
     PlanError,
-    Precision,
-    Quant,
     Strategy,
 )
 from ftdash.engine.planner.memory import memory_of
-from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
+from ftdash.engine.planner.numerics import SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
 from ftdash.engine.planner.time import traffic_and_time
+from ftdash.engine.planner.warnings import gigabytes, warnings
 
-MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
 LONG_SEQUENCE = 32_768
 MOST_REMEDIES = 4
 
@@ -47,13 +44,8 @@ def advise(s: Setting, found: Prediction) -> tuple[Advice, ...]:
     if found.verdict is not Verdict.FITS:
         advice += _for_memory(s, found)
     advice += _for_speed(s, found)
-    advice += _warnings(s, found)
+    advice += warnings(s, found)
     return tuple(advice)
-
-
-def gigabytes(size: float) -> str:
-    """Decimal gigabytes, as people read them."""
-    return f"{size / 1e9:.1f} GB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,120 +287,3 @@ def _faster(found: Prediction, code: str, text: str, plan: Plan, least: float = 
         return None
     saves = max(0, found.memory.device - memory.device)
     return Advice(code, f"{text}: {speed:.2f}x the speed", saves, speed, plan)
-
-
-def _warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
-    plan, memory = s.plan, found.memory
-    for code, text in meshes.warnings(s.mesh, plan, s.gpu.has_nvlink):
-        yield Advice(code, text)
-    if s.sums.routed:
-        yield from _moe_warnings(s, found)
-    elif (
-        s.sums.total > MEGATRON_PARAMS
-        and plan.method is Method.FULL
-        and plan.strategy is not Strategy.MEGATRON
-    ):
-        yield Advice(
-            "megatron-style",
-            "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual "
-            "answer",
-        )
-    full = s.lora is None
-    if plan.strategy in FSDP_FAMILY and plan.grad_accum > 1 and full:
-        extra = s.dtypes.compute * s.sums.total / s.mesh.tp / s.mesh.pp
-        yield Advice(
-            "accumulate-sharded",
-            f"set sync_each_batch in accelerate: without it gradients stay unsharded between micro-steps, "
-            f"{gigabytes(extra)} more a GPU",
-        )
-    if plan.quant_storage == "uint8" and s.dtypes.quant is not None and plan.strategy in FSDP_FAMILY:
-        yield Advice(
-            "uint8-not-sharded",
-            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
-            "every rank; bf16 storage shards them",
-        )
-    if s.dtypes.pointwise > s.dtypes.compute:
-        yield Advice(
-            "kbit-upcast",
-            "prepare_model_for_kbit_training turns norms, embeddings and head to fp32, and with them the "
-            "activations between the linears: at long sequences QLoRA can need more than LoRA",
-        )
-    if any(name in ("embed_tokens", "lm_head") for name in plan.modules_to_save):
-        yield Advice(
-            "token-indices",
-            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the "
-            "new rows (not under ZeRO-3)",
-        )
-    if plan.strategy is Strategy.ZERO3 and not full:
-        whole = 2 * s.sums.total
-        yield Advice(
-            "save-gathers-base",
-            f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are "
-            f"wanted: exclude frozen parameters",
-        )
-    if plan.unsharded_init and plan.strategy in SHARDS_WEIGHTS:
-        yield Advice(
-            "sharded-init",
-            f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a "
-            f"node; zero.Init or cpu_ram_efficient_loading loads it once",
-        )
-    if plan.strategy in ZERO_FAMILY and memory.device > 4 * max(1, memory.model_states.total):
-        yield Advice(
-            "states-are-not-all",
-            f"model states are {gigabytes(memory.model_states.total)} of {gigabytes(memory.device)}: "
-            f"buckets, gathered "
-            f"parameters, activations and context do not shrink with more GPUs",
-        )
-    stranded = memory.reserved - memory.allocated
-    if found.verdict is not Verdict.FITS and stranded > 0.03 * memory.capacity:
-        yield Advice(
-            "expandable-segments",
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator holds {gigabytes(stranded)} "
-            f"beyond the peak, part of which it can then reuse",
-        )
-    if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
-        yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
-
-
-def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
-    plan, memory = s.plan, found.memory
-    if memory.imbalance:
-        yield Advice(
-            "moe-imbalance",
-            f"the rank whose experts draw most tokens may need up to {gigabytes(memory.imbalance)} more",
-        )
-    if s.expert_padding > 1:
-        yield Advice(
-            "experts-do-not-divide",
-            f"FSDP2 chunks expert stacks by expert: {s.mesh.expert_shard} ranks share fewer experts, so some "
-            f"hold whole ones and gathers are padded {s.expert_padding:.1f} times; use HSDP in smaller "
-            f"groups, or ZeRO-3",
-        )
-    if plan.strategy is not Strategy.MEGATRON:
-        yield Advice(
-            "grouped-gemm",
-            "use a grouped-GEMM expert kernel (transformers' grouped_mm, ScatterMoE, SonicMoE): Unsloth "
-            "reports about 12x over a loop over experts (vendor's figure)",
-        )
-    frozen_gathers = s.lora is not None and plan.strategy in SHARDS_WEIGHTS and s.mesh.ep == 1
-    if frozen_gathers and s.mesh.data_parallel > 1 and s.dtypes.quant is None:
-        quantised = replace(
-            plan,
-            strategy=Strategy.DDP,
-            replicate=None,
-            method=Method.QLORA,
-            quant=Quant.INT8,
-            quantize_experts=True,
-            offload=Offload.NONE,
-            quant_storage="bf16",
-        )
-        tried = _try("replicate-quantised", "", quantised)
-        if tried is not None and tried.memory.device <= tried.memory.capacity:
-            other = tried.memory
-            yield Advice(
-                "replicate-quantised",
-                f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated "
-                f"under DDP needs {gigabytes(other.device)} a GPU and gathers nothing",
-                max(0, memory.device - other.device),
-                plan=quantised,
-            )

@@ -11,7 +11,18 @@ from ftdash.engine.model.config import ModelError
 from ftdash.engine.model.load import resolve
 from ftdash.engine.model.lora import LoraCount, lora_params
 from ftdash.engine.model.shape import ModelShape
-from ftdash.engine.plan import ExpertLora, Method, Offload, PipelineSchedule, Plan, PlanError, Strategy
+from ftdash.engine.plan import (
+    LARGEST_COUNT,
+    Attention,
+    ExpertLora,
+    Method,
+    Offload,
+    PipelineSchedule,
+    Plan,
+    PlanError,
+    Precision,
+    Strategy,
+)
 from ftdash.engine.planner.numerics import FSDP_FAMILY, Numerics, numerics, quant_of
 from ftdash.engine.planner.sums import ModelSums, Same, model_sums
 
@@ -34,6 +45,7 @@ class Setting:
 
 def setting_of(plan: Plan) -> Setting:
     """Join and check. Raises PlanError with one line naming the flag and the valid values."""
+    _check_counts(plan)
     try:
         shape = resolve(plan)
         device = gpu(plan.gpu)
@@ -51,9 +63,10 @@ def setting_of(plan: Plan) -> Setting:
             )
     except (ModelError, HardwareError) as error:
         raise PlanError(str(error)) from None
-    mesh = Mesh.from_plan(plan)
+    mesh = Mesh.from_plan(plan, shape)
     check_shape(mesh, plan, shape)
     _check_choices(plan, mesh)
+    _check_units(plan, device)
     expert_shard, expert_padding = _expert_shards(plan, mesh, shape)
     in_pipeline = mesh.pp > 1 and plan.micro_batches is not None
     return Setting(
@@ -106,6 +119,38 @@ def _check_adapters(plan: Plan, shape: ModelShape, sums: ModelSums) -> None:
         raise PlanError(f"--expert-lora {plan.expert_lora}: {shape.name} has no experts, so none")
     if plan.quantize_experts and not sums.routed:
         raise PlanError(f"--quantize-experts: {shape.name} has no experts")
+
+
+def _check_counts(plan: Plan) -> None:
+    for field, most in LARGEST_COUNT.items():
+        value = getattr(plan, field)
+        if value is not None and not 1 <= value <= most:
+            raise PlanError(f"--{field.replace('_', '-')} {value}: must be a whole number from 1 to {most}")
+
+
+def _check_units(plan: Plan, device: Gpu) -> None:
+    """What the GPU has no units or kernels for: float8 training needs compute capability 8.9 (torchao and
+    Transformer Engine refuse less), MX and NVFP4 formats Blackwell, FlashAttention Ampere."""
+    precision = plan.precision
+    if precision is Precision.FP8 and device.fp8_flops is None:
+        raise PlanError(
+            f"--precision fp8 with --gpu {device.name}: it has no FP8 units; use {_precisions(device)}"
+        )
+    if precision in (Precision.MXFP8, Precision.NVFP4) and device.fp4_flops is None:
+        raise PlanError(
+            f"--precision {precision} with --gpu {device.name}: needs Blackwell (b200-180g, gb200-184g, "
+            f"rtx5090-32g); use {_precisions(device)}"
+        )
+    if plan.attention is Attention.FLASH and device.bf16_flops is None:
+        raise PlanError(
+            f"--attention flash with --gpu {device.name}: FlashAttention needs Ampere or newer; "
+            f"use sdpa or eager"
+        )
+
+
+def _precisions(device: Gpu) -> str:
+    known = ["bf16-mixed", "bf16"] if device.bf16_flops else []
+    return ", ".join([*known, "fp16-mixed", "fp32", *(["fp8"] if device.fp8_flops else [])])
 
 
 def _check_choices(plan: Plan, mesh: Mesh) -> None:

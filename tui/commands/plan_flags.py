@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from ftdash.engine.plan import (
+    LARGEST_COUNT,
     Attention,
     Checkpointing,
     ExpertLora,
@@ -30,21 +32,31 @@ from ftdash.engine.plan import (
 from ftdash.tui.cli import UserError
 
 COUNTS = {
-    "gpus": (1_000_000, "world size over all nodes (default 1)"),
-    "gpus-per-node": (1024, "GPUs of one node (default 8)"),
-    "nodes": (100_000, "spread --gpus evenly over this many nodes; overrides --gpus-per-node"),
-    "replicate": (1_000_000, "replicas of the sharding group (HSDP)"),
-    "tp": (4096, "tensor-parallel degree"),
-    "cp": (4096, "context-parallel degree"),
-    "pp": (4096, "pipeline stages"),
-    "virtual-stages": (256, "stages per rank of the interleaved schedule"),
-    "micro-batches": (1_000_000, "micro-batches through the pipeline (default: --grad-accum)"),
-    "ep": (4096, "expert-parallel degree"),
-    "lora-rank": (1_000_000, "rank of the adapters (default 16)"),
-    "micro-batch": (1_000_000, "sequences per rank and micro-step (default 1)"),
-    "grad-accum": (1_000_000, "micro-steps per optimizer step (default 1)"),
-    "seq-len": (100_000_000, "tokens per sequence (default 2048)"),
+    "gpus": "world size over all nodes (default 1)",
+    "gpus-per-node": "GPUs of one node (default 8)",
+    "nodes": "spread --gpus evenly over this many nodes; overrides --gpus-per-node",
+    "replicate": "replicas of the sharding group (HSDP)",
+    "tp": "tensor-parallel degree",
+    "cp": "context-parallel degree",
+    "pp": "pipeline stages",
+    "virtual-stages": "stages per rank of the interleaved schedule",
+    "micro-batches": "micro-batches through the pipeline (default: --grad-accum)",
+    "ep": "expert-parallel degree",
+    "lora-rank": "rank of the adapters (default 16)",
+    "micro-batch": "sequences per rank and micro-step (default 1)",
+    "grad-accum": "micro-steps per optimizer step (default 1)",
+    "seq-len": "tokens per sequence (default 2048)",
 }
+LARGEST_NODES = 100_000
+ADAPTER_FLAGS = (
+    "lora-rank",
+    "lora-targets",
+    "dora",
+    "modules-to-save",
+    "adapter-dtype",
+    "expert-lora",
+    "quantize-experts",
+)
 CHOICES: dict[str, type[StrEnum]] = {
     "strategy": Strategy,
     "pp-schedule": PipelineSchedule,
@@ -76,7 +88,6 @@ NAMES = {
     "lora-targets": "all-linear, attention, attention+mlp, or module names",
     "modules-to-save": "modules trained in full beside the adapters",
 }
-MAX_PARAMS = 1e15
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +103,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML",
     )
-    for name, (_, text) in COUNTS.items():
+    for name, text in COUNTS.items():
         group.add_argument(f"--{name}", metavar="N", help=text)
     for name, kind in CHOICES.items():
         group.add_argument(f"--{name}", metavar="|".join(kind))
@@ -126,10 +137,10 @@ def plan_from(args: argparse.Namespace) -> Plan:
     if not any(fields.get(key) is not None for key in ("model", "config", "params")):
         raise UserError("name the model: --model PRESET, --config FILE or --params N")
 
-    for name, (limit, _) in COUNTS.items():
-        text = getattr(args, _field(name))
-        if text is not None and name != "nodes":
-            fields[_field(name)] = _count(name, text, limit)
+    for field, limit in LARGEST_COUNT.items():
+        text = getattr(args, field)
+        if text is not None:
+            fields[field] = _count(field.replace("_", "-"), text, limit)
     for name, kind in CHOICES.items():
         text = getattr(args, _field(name))
         if text is not None:
@@ -146,7 +157,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
         if text is not None:
             fields[_field(name)] = _names(name, text)
     if args.nodes is not None:
-        _spread(fields, _count("nodes", args.nodes, COUNTS["nodes"][0]), gpus_given=args.gpus is not None)
+        _spread(fields, _count("nodes", args.nodes, LARGEST_NODES), gpus_given=args.gpus is not None)
     try:
         if "strategy" not in fields and fields.get("gpus", 1) == 1:
             fields["strategy"] = Strategy.NONE
@@ -154,12 +165,28 @@ def plan_from(args: argparse.Namespace) -> Plan:
         from ftdash.engine.planner import check
 
         check(plan)
+        _check_adapter_flags(args, plan)
     except msgspec.ValidationError as error:
         raise UserError(f"--from {args.from_file}: {error}") from None
     except PlanError as error:
         raise UserError(str(error)) from None
     args.notes = [f"--from {args.from_file}: {note}" for note in notes]
     return plan
+
+
+def _check_adapter_flags(args: argparse.Namespace, plan: Plan) -> None:
+    """Adapter flags beside `--method full` contradict it. Without a method they say what LoRA would be, which
+    the tables show beside full training, so they are checked as LoRA's. Raises UserError or PlanError."""
+    if plan.method is not Method.FULL:
+        return
+    given = [name for name in ADAPTER_FLAGS if getattr(args, _field(name)) not in (None, False)]
+    if not given:
+        return
+    if args.method is not None:
+        raise UserError(f"--{given[0]} with --method full: it trains no adapters; use --method lora or qlora")
+    from ftdash.engine.planner import check
+
+    check(replace(plan, method=Method.LORA, optimizer_in_backward=False))
 
 
 def strategy_was_given(args: argparse.Namespace) -> bool:
@@ -182,12 +209,10 @@ def _saved(path: str) -> tuple[dict[str, Any], list[str]]:
         fields, notes = fields_from_file(path)
     except ConfigError as error:
         raise UserError(str(error)) from None
-    for name, (limit, _) in COUNTS.items():
-        value = fields.get(_field(name))
+    for field, limit in LARGEST_COUNT.items():
+        value = fields.get(field)
         if value is not None and (type(value) is not int or not 1 <= value <= limit):
-            raise UserError(
-                f"--from {path}: {_field(name)} is {value!r}: must be a whole number from 1 to {limit}"
-            )
+            raise UserError(f"--from {path}: {field} is {value!r}: must be a whole number from 1 to {limit}")
     for name, values in DTYPES.items():
         if fields.get(_field(name)) not in (None, *values):
             raise UserError(
@@ -197,12 +222,18 @@ def _saved(path: str) -> tuple[dict[str, Any], list[str]]:
 
 
 def _parameters(text: str) -> float:
+    from ftdash.engine.model.config import LARGEST_TOTAL
+    from ftdash.engine.model.load import LEAST_TOTAL
+
     try:
         value = float(text.replace("_", ""))
     except ValueError:
-        raise UserError(f"--params {text}: must be a number such as 8.2e9") from None
-    if not math.isfinite(value) or not 1 <= value <= MAX_PARAMS:
-        raise UserError(f"--params {text}: must be between 1 and {MAX_PARAMS:.0e}")
+        value = math.nan
+    if not LEAST_TOTAL <= value <= LARGEST_TOTAL or value != int(value):
+        raise UserError(
+            f"--params {text}: must be a whole number from {LEAST_TOTAL:g} to {LARGEST_TOTAL:g}, "
+            f"such as 8.2e9"
+        )
     return value
 
 
