@@ -1,8 +1,9 @@
-"""Parses JSON and YAML that somebody else wrote: whatever is wrong with it is one line, and never a hang."""
+"""Parses JSON, YAML and TOML that somebody else wrote: what is wrong is one line, and never a hang."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from typing import Any
 
 import yaml
@@ -15,14 +16,46 @@ class BrokenText(ValueError):
     """A text that cannot be parsed, or that expands without end."""
 
 
+class RepeatedKey(BrokenText):
+    """A mapping says one key twice: the text can be read, and half of it counts for nothing."""
+
+
 def parse_json(text: str) -> Any:
     """The value of a JSON text. Raises BrokenText."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_once)
     except RecursionError:
         raise BrokenText("not JSON: nested too deeply") from None
+    except BrokenText:
+        raise
     except ValueError as error:  # also a number of thousands of digits
         raise BrokenText(f"not JSON: {_one_line(error)}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping that says each key once: of two, JSON readers keep the last without a word."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        values = " and ".join(_short(value) for key, value in pairs if key == twice)
+        raise RepeatedKey(f"the key {_short(twice)} stands there twice, as {values}: keep one")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The value of a TOML text. Raises BrokenText."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise BrokenText("not TOML: nested too deeply") from None
+    except ValueError as error:
+        raise BrokenText(f"not TOML: {_one_line(error)}") from None
 
 
 def parse_yaml(text: str) -> Any:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
@@ -354,58 +352,6 @@ def test_json_has_the_fixed_shape_and_errors_set_the_exit_status(tmp_path):
     assert [set(finding) for finding in findings] == [{"code", "severity", "where", "text", "fix"}]
     assert findings[0]["code"] == "offload-param-stage"
     assert findings[0]["where"] == "d.json:1"
-
-
-def test_what_this_machine_lacks_is_a_note(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        path = tmp_path / "a.yaml"
-        path.write_text(
-            yaml.safe_dump({**ACCELERATE["nodes"], "main_process_port": listener.getsockname()[1]})
-        )
-        taken = [finding for finding in check_files([path]) if finding.code == "port-taken"]
-    assert [finding.severity for finding in taken] == [Severity.NOTE]
-
-
-def test_a_large_offload_is_a_note_on_a_small_host(tmp_path, monkeypatch):
-    from ftdash.engine.check import rules_machine
-
-    monkeypatch.setattr(rules_machine, "_available_bytes", lambda: 2**34)
-    (tmp_path / "d.json").write_text(
-        json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
-    )
-    (tmp_path / "t.py").write_text("m = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-32B')\n")
-    found = [f for f in check_files([tmp_path / "d.json", tmp_path / "t.py"]) if f.code == "host-memory"]
-    assert [finding.severity for finding in found] == [Severity.NOTE]
-    assert "488 GiB" in found[0].text
-
-
-def deepspeed_checkpoint(folder: Path, ranks: range, of: int) -> Path:
-    tag = folder / "global_step10"
-    tag.mkdir(parents=True)
-    (folder / "latest").write_text("global_step10")
-    for rank in ranks:
-        (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"x")
-    for rank in range(of):
-        (tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt").write_bytes(b"x")
-    return folder
-
-
-def test_shards_of_another_world_size_are_an_error_unless_universal(tmp_path):
-    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(8), 8)
-    launch = tmp_path / "run.sh"
-    launch.write_text("torchrun --nproc_per_node 16 train.py\n")
-    codes = {finding.code for finding in check_files([checkpoint, launch])}
-    assert "checkpoint-world-size" in codes
-    launch.write_text("torchrun --nproc_per_node 8 train.py\n")
-    assert "checkpoint-world-size" not in {finding.code for finding in check_files([checkpoint, launch])}
-
-
-def test_a_half_written_checkpoint_is_named(tmp_path):
-    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(7), 8)
-    (found,) = [finding for finding in check_files([checkpoint]) if finding.code == "checkpoint-incomplete"]
-    assert "7" in found.text
 
 
 def test_a_deepspeed_file_that_is_not_there_is_a_warning(tmp_path):

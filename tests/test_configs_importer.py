@@ -243,3 +243,67 @@ def test_notes_on_a_file_do_not_stand_beside_an_error(tmp_path, capsys):
     path = written(tmp_path, "acc.yaml", {"distributed_type": "FSDP", "num_processes": 4})
     assert guarded(["plan", "--from", str(path), "--model", "qwen3-8b", "--seq-len", "0"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+TORCHTITAN = """
+[model]
+name = "{family}"
+flavor = "{flavor}"
+[training]
+local_batch_size = 2
+global_batch_size = {total}
+seq_len = 4096
+[parallelism]
+data_parallel_replicate_degree = {replicate}
+data_parallel_shard_degree = {shard}
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def titan(folder: Path, **values: object) -> Path:
+    chosen = {"family": "llama3", "flavor": "8B", "total": 32, "replicate": 2, "shard": 4} | values
+    path = folder / "job.toml"
+    path.write_text(TORCHTITAN.format(**chosen))
+    return path
+
+
+def test_a_torchtitan_job_file_becomes_a_plan(tmp_path):
+    plan, notes = plan_from_file(titan(tmp_path))
+    assert (plan.model, plan.strategy, plan.replicate, plan.tp, plan.gpus) == (
+        "llama-3-8b",
+        Strategy.HSDP,
+        2,
+        2,
+        16,
+    )
+    assert (plan.micro_batch, plan.grad_accum, plan.seq_len, plan.reduce_dtype) == (2, 2, 4096, "fp32")
+    assert any("its own trainer" in note for note in notes)
+
+
+def test_a_shard_degree_of_minus_one_asks_for_the_number_of_gpus(tmp_path):
+    plan, notes = plan_from_file(titan(tmp_path, shard=-1, replicate=1, family="qwen3", flavor="30B-A3B"))
+    assert (plan.model, plan.strategy) == ("qwen3-30b-a3b", Strategy.FSDP)
+    assert any("give --gpus" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"replicate": -1}, "data_parallel_replicate_degree is '-1'"),
+        ({"total": 33}, "global_batch_size 33 is no multiple of 2 x 8"),
+        ({"shard": '"all"'}, "data_parallel_shard_degree is 'all'"),
+        ({"replicate": "]"}, "not TOML"),
+    ],
+)
+def test_a_torchtitan_value_that_cannot_be_is_one_line(values, words, tmp_path):
+    with pytest.raises(ConfigError, match=words) as told:
+        plan_from_file(titan(tmp_path, **values))
+    assert "\n" not in str(told.value)
+
+
+def test_a_run_json_becomes_the_plan_that_ran(tmp_path):
+    ran = Plan(model="qwen3-8b", gpus=4, strategy=Strategy.ZERO2, method=Method.LORA)
+    path = written(tmp_path, "run.json", {"run": "r1", "created": 1.0, "plan": ran.to_dict()})
+    assert plan_from_file(path) == (ran, [])

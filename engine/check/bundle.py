@@ -226,9 +226,8 @@ class Bundle:
         """Plans as mappings: a plan's own file, or the one inside a run.json."""
         found = []
         for document in self.of(Kind.PLAN):
-            inner = document.data.get("plan") if "run" in document.data else document.data
-            if isinstance(inner, dict):
-                found.append(Sourced(inner, document.name))
+            if isinstance(document.plan, dict):
+                found.append(Sourced(document.plan, document.name))
         return found
 
     def argument_calls(self) -> Iterator[tuple[Document, Call]]:

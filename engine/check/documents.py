@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from ftdash.engine.foreign import BrokenText, parse_json, parse_yaml
+from ftdash.engine.foreign import BrokenText, RepeatedKey, parse_json, parse_yaml
 
 
 class DocumentError(Exception):
@@ -54,6 +54,7 @@ class Document:
     text: str
     data: dict[str, Any] = field(default_factory=dict)
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+    repeated: list[str] = field(default_factory=list)  # keys that a JSON text says twice, as sentences
 
     @property
     def name(self) -> str:
@@ -77,6 +78,11 @@ class Document:
                 return None
             value = value[key]
         return Sourced(value, self.where(*keys))
+
+    @property
+    def plan(self) -> Any:
+        """The plan that a plan's own file is, or that a saved plan or a run.json holds."""
+        return self.data.get("plan") if "run" in self.data or "strategy" not in self.data else self.data
 
     def section(self, *keys: str) -> dict[str, Any]:
         found = self.get(*keys)
@@ -141,8 +147,12 @@ def _read_folder(path: Path) -> Document:
 def _read_config(path: Path, text: str) -> Document:
     stripped = text.lstrip()
     is_json = path.suffix.lower() == ".json" or stripped.startswith("{")
+    repeated: list[str] = []
     try:
         data = parse_json(text) if is_json else parse_yaml(text)
+    except RepeatedKey as error:
+        data = json.loads(text)
+        repeated.append(str(error))
     except BrokenText as error:
         if not is_json and path.suffix == "" and _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)
@@ -151,7 +161,7 @@ def _read_config(path: Path, text: str) -> Document:
         if _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)
         raise DocumentError(f"{path}: {'empty' if data is None else 'not a mapping'}: expected {KNOWN}")
-    document = Document(path, _config_kind(path, data), text, data)
+    document = Document(path, _config_kind(path, data), text, data, repeated=repeated)
     document.lines = _json_lines(text, data) if is_json else _yaml_lines(text)
     return document
 
@@ -162,7 +172,8 @@ def _config_kind(path: Path, data: dict[str, Any]) -> Kind:
         return Kind.ADAPTER
     if keys & {"distributed_type", "compute_environment", "main_process_port", "machine_rank"}:
         return Kind.ACCELERATE
-    if {"run", "created"} <= keys or ("strategy" in keys and keys & {"gpus", "method", "model"}):
+    saved = isinstance(data.get("plan"), dict) and "strategy" in data["plan"]
+    if saved or {"run", "created"} <= keys or ("strategy" in keys and keys & {"gpus", "method", "model"}):
         return Kind.PLAN
     if "base_model" in keys:
         return Kind.AXOLOTL

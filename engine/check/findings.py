@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+Change = tuple[tuple[str, Any], ...]  # fields of a plan or of a launch, and the values they get
 
 
 class Severity(StrEnum):
@@ -20,25 +23,29 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """`where` is file:line or a flag; `text` says what is wrong with the evidence; `fix` what to change."""
+    """`where` is file:line or a flag; `text` says what is wrong with the evidence; `fix` what to change.
+
+    `change` is that fix as field values, where it can be made without asking; empty otherwise.
+    """
 
     code: str
     severity: Severity
     where: str
     text: str
     fix: str
+    change: Change = ()
 
     def to_dict(self) -> dict[str, str]:
-        return {key: str(value) for key, value in asdict(self).items()}
+        return {name: str(getattr(self, name)) for name in ("code", "severity", "where", "text", "fix")}
 
 
-def error(code: str, where: str, text: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.ERROR, where=where, text=text, fix=fix)
+def error(code: str, where: str, text: str, fix: str, change: Change = ()) -> Finding:
+    return Finding(code=code, severity=Severity.ERROR, where=where, text=text, fix=fix, change=change)
 
 
-def warning(code: str, where: str, text: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.WARNING, where=where, text=text, fix=fix)
+def warning(code: str, where: str, text: str, fix: str, change: Change = ()) -> Finding:
+    return Finding(code=code, severity=Severity.WARNING, where=where, text=text, fix=fix, change=change)
 
 
-def note(code: str, where: str, text: str, fix: str) -> Finding:
-    return Finding(code=code, severity=Severity.NOTE, where=where, text=text, fix=fix)
+def note(code: str, where: str, text: str, fix: str, change: Change = ()) -> Finding:
+    return Finding(code=code, severity=Severity.NOTE, where=where, text=text, fix=fix, change=change)

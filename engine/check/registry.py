@@ -27,6 +27,7 @@ def load_rules() -> None:
         rules_batch,
         rules_deepspeed,
         rules_fsdp,
+        rules_host,
         rules_launch,
         rules_machine,
         rules_model,

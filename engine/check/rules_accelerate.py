@@ -140,6 +140,9 @@ def deepspeed_file_and_settings(bundle: Bundle) -> Iterator[Finding]:
                 f"{key} beside deepspeed_config_file ({named.where}): accelerate refuses both at once",
                 f"remove {key} here and set it in {named.value}",
             )
+    for document in bundle.documents:
+        for sentence in document.repeated:
+            yield error("repeated-key", document.name, sentence, "remove one of the two")
     for where, reason in bundle.broken:
         yield error("file-broken", where, reason, "mend the file")
     for where, reference in bundle.missing:

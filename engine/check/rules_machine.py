@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Iterator
 
@@ -10,6 +9,7 @@ from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Document, Kind, Sourced
 from ftdash.engine.check.findings import Finding, error, note
 from ftdash.engine.check.registry import check
+from ftdash.engine.check.rules_host import available_bytes
 
 
 @check
@@ -105,7 +105,7 @@ def host_memory(bundle: Bundle) -> Iterator[Finding]:
         param = document.get("zero_optimization", "offload_param", "device")
         per_param = 18 if param and param.value == "cpu" else 16
         needed = per_param * shape.total_params
-        free = _available_bytes()
+        free = available_bytes()
         if free and needed > free:
             yield note(
                 "host-memory",
@@ -115,12 +115,3 @@ def host_memory(bundle: Bundle) -> Iterator[Finding]:
                 f"has {free / 2**30:.0f} GiB free",
                 "check the host memory of the nodes that will run it",
             )
-
-
-def _available_bytes() -> int:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as handle:
-            match = re.search(r"MemAvailable:\s+(\d+) kB", handle.read())
-    except OSError:
-        return 0
-    return int(match.group(1)) * 1024 if match else 0

@@ -12,6 +12,7 @@ from ftdash.engine.check.documents import Kind
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.registry import check
 from ftdash.engine.configs.refusals import refusal, uses_distributed_config
+from ftdash.engine.configs.remedies import flags, remedy
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.mesh import warnings as mesh_warnings
 from ftdash.engine.model.shape import ModelShape
@@ -22,7 +23,7 @@ from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, Strategy
 def plans(bundle: Bundle) -> Iterator[Finding]:
     seen: list[dict[str, Any]] = []
     for document in bundle.of(Kind.PLAN):
-        stored = document.data.get("plan") if "run" in document.data else document.data
+        stored = document.plan
         if not isinstance(stored, dict) or stored in seen:
             continue
         seen.append(stored)
@@ -37,7 +38,9 @@ def plans(bundle: Bundle) -> Iterator[Finding]:
 def plan_findings(plan: Plan, shape: ModelShape | None, where: str = "plan") -> list[Finding]:
     """What a plan runs into before anything is written: refusals first, then what it costs."""
     if reason := refusal(plan, shape):
-        return [error("plan-refused", where, reason, "change the flag that the reason names")]
+        change = remedy(plan, shape)
+        fix = flags(change) or "change the flag that the reason names"
+        return [error("plan-refused", where, reason, fix, change)]
     return [
         *_mesh_findings(plan, where),
         *_adapter_findings(plan, shape, where),
@@ -50,13 +53,20 @@ def _mesh_findings(plan: Plan, where: str) -> Iterator[Finding]:
     for code, text in mesh_warnings(mesh, plan, _nvlink(plan.gpu)):
         yield warning(code, where, text, "keep tensor parallelism on NVLink, inside a node")
     if plan.gpus == 1 and plan.strategy not in (Strategy.NONE, Strategy.DDP):
-        yield note("nothing-to-shard", where, f"{plan.strategy} on one GPU shards nothing", "--strategy none")
+        yield note(
+            "nothing-to-shard",
+            where,
+            f"{plan.strategy} on one GPU shards nothing",
+            "--strategy none",
+            (("strategy", Strategy.NONE),),
+        )
     if mesh.shard_spans_nodes and plan.strategy is Strategy.FSDP and mesh.nodes > 1:
         yield note(
             "shard-across-nodes",
             where,
             f"every layer's all-gather crosses {mesh.nodes} nodes",
             "--strategy hsdp shards inside a node, if the memory allows",
+            (("strategy", Strategy.HSDP), ("replicate", None)),
         )
     if uses_distributed_config(plan):
         yield note(
@@ -93,6 +103,7 @@ def _adapter_findings(plan: Plan, shape: ModelShape | None, where: str) -> Itera
             where,
             "--quant-storage uint8 under FSDP2: packed integers stay whole on every rank",
             "--quant-storage bf16",
+            (("quant_storage", "bf16"),),
         )
     if plan.expert_lora is not ExpertLora.NONE and plan.method is not Method.FULL:
         yield note(
@@ -108,12 +119,19 @@ def _adapter_findings(plan: Plan, shape: ModelShape | None, where: str) -> Itera
             where,
             f"--modules-to-save {','.join(plan.modules_to_save)} trains up to {count:,} parameters in full",
             "for a few new tokens use trainable_token_indices",
+            (("modules_to_save", ()),),
         )
 
 
 def _saving_findings(plan: Plan, where: str) -> Iterator[Finding]:
     if plan.strategy is Strategy.FSDP1:
-        yield warning("fsdp1-deprecated", where, "torch has deprecated FSDP1", "--strategy fsdp (FSDP2)")
+        yield warning(
+            "fsdp1-deprecated",
+            where,
+            "torch has deprecated FSDP1",
+            "--strategy fsdp (FSDP2)",
+            (("strategy", Strategy.FSDP),),
+        )
     if plan.offload is Offload.NVME:
         yield note(
             "not-rehearsed", where, "NVMe offload cannot be rehearsed on a CPU", "try it with few steps first"

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
+from ftdash.engine.configs import torchtitan
 from ftdash.engine.configs.types import ConfigError
-from ftdash.engine.foreign import BrokenText, parse_json, parse_yaml
+from ftdash.engine.configs.values import BadValue, mapping, preset, whole
+from ftdash.engine.foreign import BrokenText, parse_json, parse_toml, parse_yaml
 from ftdash.engine.plan import Plan
 
 
 def plan_from_file(path: str | Path) -> tuple[Plan, list[str]]:
-    """A plan from an accelerate YAML, a DeepSpeed JSON, an Axolotl YAML, a saved plan or a run.json.
+    """A plan from an accelerate YAML, DeepSpeed JSON, Axolotl YAML, torchtitan TOML, a plan or a run.json.
 
     The notes say what was assumed and what was left out. Raises ConfigError in one line naming the file.
     """
@@ -30,12 +32,8 @@ def fields_from_file(path: str | Path) -> tuple[dict[str, Any], list[str]]:
     data = _read(Path(path))
     try:
         return _fields(data, path)
-    except _BadValue as error:
+    except BadValue as error:
         raise ConfigError(f"--from {path}: {error}") from None
-
-
-class _BadValue(ValueError):
-    """A value that the library of the file would refuse: one line naming its key."""
 
 
 def _fields(data: dict[str, Any], path: str | Path) -> tuple[dict[str, Any], list[str]]:
@@ -54,11 +52,13 @@ def _fields(data: dict[str, Any], path: str | Path) -> tuple[dict[str, Any], lis
         return _accelerate(data, Path(path))
     if "base_model" in keys:
         return _axolotl(data, Path(path))
+    if torchtitan.is_config(data):
+        return torchtitan.fields(data)
     if keys & {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}:
         return _deepspeed(data)
     raise ConfigError(
-        f"--from {path}: holds no plan: give a saved plan, run.json, accelerate YAML, DeepSpeed JSON or "
-        "Axolotl YAML"
+        f"--from {path}: holds no plan: give a saved plan, run.json, accelerate YAML, DeepSpeed JSON, "
+        "Axolotl YAML or torchtitan TOML"
     )
 
 
@@ -70,32 +70,15 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise ConfigError(f"--from {path}: not a text file") from None
     try:
-        data = parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text)
+        if path.suffix.lower() == ".toml":
+            data = parse_toml(text)
+        else:
+            data = parse_json(text) if text.lstrip().startswith("{") else parse_yaml(text)
     except BrokenText as error:
         raise ConfigError(f"--from {path}: {str(error)[:200]}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"--from {path}: holds no plan: it is not a mapping")
     return data
-
-
-def _section(data: dict[str, Any], key: str) -> dict[str, Any]:
-    """A mapping inside the file, empty when absent. Raises _BadValue when it is something else."""
-    value = data.get(key)
-    if value in (None, "", []):
-        return {}
-    if not isinstance(value, dict):
-        raise _BadValue(f"{key} is {str(value)[:60]!r}: must be a mapping")
-    return value
-
-
-def _whole(data: dict[str, Any], key: str) -> int | None:
-    """A positive whole number, None when absent or left to the trainer ("auto"). Raises _BadValue."""
-    value = data.get(key)
-    if value is None or value == "auto":
-        return None
-    if type(value) is not int or value < 1:
-        raise _BadValue(f"{key} is {str(value)[:60]!r}: must be a whole number from 1")
-    return value
 
 
 def _known(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
@@ -105,9 +88,9 @@ def _known(data: dict[str, Any], known: set[str]) -> dict[str, Any]:
 def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    if count := _whole(data, "num_processes"):
+    if count := whole(data, "num_processes"):
         fields["gpus"] = count
-    machines = _whole(data, "num_machines") or 1
+    machines = whole(data, "num_machines") or 1
     if machines > 1 and "gpus" in fields:
         fields["gpus_per_node"] = fields["gpus"] // machines
     kind = str(data.get("distributed_type", "NO")).upper()
@@ -126,7 +109,7 @@ def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
         fields["gpus"] = 1
     sizes = {
         re.sub(r"^parallelism_config_|_size$", "", str(key)): value
-        for key, value in _section(data, "parallelism_config").items()
+        for key, value in mapping(data, "parallelism_config").items()
         if isinstance(value, int)
     }
     if sizes.get("dp_replicate", 1) > 1:
@@ -147,7 +130,7 @@ def _accelerate(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
 def _accelerate_fsdp(data: dict[str, Any], fields: dict[str, Any], notes: list[str]) -> None:
     section = _bare(data.get("fsdp_config"))
     _fsdp_fields(section, fields, notes, str(section.get("version", 1)))
-    machines = _whole(data, "num_machines") or 1
+    machines = whole(data, "num_machines") or 1
     if "HYBRID" in str(section.get("sharding_strategy", "")).upper() and machines > 1:
         fields["strategy"], fields["replicate"] = "hsdp", machines
         notes.append(f"HYBRID_SHARD read as {machines} replicas, one a machine")
@@ -171,8 +154,8 @@ def _fsdp_fields(section: dict[str, Any], fields: dict[str, Any], notes: list[st
 
 
 def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, Any], notes: list[str]) -> None:
-    section = _section(data, "deepspeed_config")
-    named = section.get("deepspeed_config_file")
+    settings = mapping(data, "deepspeed_config")
+    named = settings.get("deepspeed_config_file")
     if named:
         file = Path(str(named)) if Path(str(named)).is_absolute() else path.parent / str(named)
         if not file.is_file():
@@ -181,47 +164,47 @@ def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, An
         fields |= {key: value for key, value in more.items() if key != "gpus" or "gpus" not in fields}
         notes += more_notes
         return
-    stage = section.get("zero_stage", 2)
+    stage = settings.get("zero_stage", 2)
     fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
     fields["offload"] = _offload(
-        str(section.get("offload_optimizer_device")), str(section.get("offload_param_device"))
+        str(settings.get("offload_optimizer_device")), str(settings.get("offload_param_device"))
     )
-    if steps := _whole(section, "gradient_accumulation_steps"):
+    if steps := whole(settings, "gradient_accumulation_steps"):
         fields["grad_accum"] = steps
 
 
 def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    zero = _section(data, "zero_optimization")
+    zero = mapping(data, "zero_optimization")
     stage = zero.get("stage", 0)
     fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
-    devices = [str(_section(zero, part).get("device")) for part in ("offload_optimizer", "offload_param")]
+    devices = [str(mapping(zero, part).get("device")) for part in ("offload_optimizer", "offload_param")]
     fields["offload"] = _offload(*devices)
     for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
-        enabled = _section(data, name).get("enabled")
+        enabled = mapping(data, name).get("enabled")
         if enabled is True:
             fields["precision"] = precision
         elif enabled == "auto":
             notes.append(f'{name} is "auto": the trainer decides, bf16-mixed unless a flag says otherwise')
     micro, accumulation = (
-        _whole(data, "train_micro_batch_size_per_gpu"),
-        _whole(data, "gradient_accumulation_steps"),
+        whole(data, "train_micro_batch_size_per_gpu"),
+        whole(data, "gradient_accumulation_steps"),
     )
     if micro:
         fields["micro_batch"] = micro
     if accumulation:
         fields["grad_accum"] = accumulation
-    total = _whole(data, "train_batch_size")
+    total = whole(data, "train_batch_size")
     if total and micro and accumulation:
         world, rest = divmod(total, micro * accumulation)
         if rest:
-            raise _BadValue(f"train_batch_size {total} is no multiple of {micro} x {accumulation}")
+            raise BadValue(f"train_batch_size {total} is no multiple of {micro} x {accumulation}")
         fields["gpus"] = world
         notes.append(
             f"{world} GPUs, from train_batch_size {total} / micro-batch {micro} / accumulation {accumulation}"
         )
-    kind = str(_section(data, "optimizer").get("type", "")).lower()
+    kind = str(mapping(data, "optimizer").get("type", "")).lower()
     if kind in ("adam", "adamw", "onebitadam"):
         fields["optimizer"] = "adamw"
     elif kind:
@@ -242,7 +225,7 @@ def _offload(optimizer: str, param: str) -> str:
 def _axolotl(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
-    if model := _preset(str(data["base_model"]), notes):
+    if model := preset(str(data["base_model"]), "base_model", notes):
         fields["model"] = model
     for key, field in (
         ("micro_batch_size", "micro_batch"),
@@ -254,7 +237,7 @@ def _axolotl(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str
         ("expert_parallel_size", "ep"),
         ("dp_replicate_size", "replicate"),
     ):
-        if value := _whole(data, key):
+        if value := whole(data, key):
             fields[field] = value
     adapter = data.get("adapter")
     fields["method"] = str(adapter) if adapter in ("lora", "qlora") else "full"
@@ -345,17 +328,6 @@ def _axolotl_precision(data: dict[str, Any], fields: dict[str, Any], notes: list
         fields["optimizer"] = optimizers[named]
     elif named:
         notes.append(f"optimizer {named} is not planned: adamw stands in for it")
-
-
-def _preset(name: str, notes: list[str]) -> str | None:
-    """The preset behind a hub name; a note when there is none."""
-    from ftdash.engine.model.load import ModelError, load_preset
-
-    try:
-        return load_preset(name).name
-    except ModelError:
-        notes.append(f"base_model {name} is no preset: give --model or --config")
-        return None
 
 
 def _bare(section: Any) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""What depends on the machine at hand, on checkpoints that lie on it, and on how a file is written."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ftdash.engine.check import rules_host, rules_machine
+from ftdash.engine.check.findings import Finding, Severity
+from ftdash.engine.check.registry import check_files
+
+PLAN = {"model": "qwen3-8b", "strategy": "fsdp", "gpus": 8}
+
+
+def test_what_this_machine_lacks_is_a_note(tmp_path):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        path = tmp_path / "a.yaml"
+        path.write_text(
+            yaml.safe_dump({"distributed_type": "MULTI_GPU", "main_process_port": listener.getsockname()[1]})
+        )
+        taken = [finding for finding in check_files([path]) if finding.code == "port-taken"]
+    assert [finding.severity for finding in taken] == [Severity.NOTE]
+
+
+def test_a_large_offload_is_a_note_on_a_small_host(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_machine, "available_bytes", lambda: 2**34)
+    (tmp_path / "d.json").write_text(
+        json.dumps({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})
+    )
+    (tmp_path / "t.py").write_text("m = AutoModelForCausalLM.from_pretrained('Qwen/Qwen3-32B')\n")
+    found = [f for f in check_files([tmp_path / "d.json", tmp_path / "t.py"]) if f.code == "host-memory"]
+    assert [finding.severity for finding in found] == [Severity.NOTE]
+    assert "488 GiB" in found[0].text
+
+
+def deepspeed_checkpoint(folder: Path, ranks: range, of: int) -> Path:
+    tag = folder / "global_step10"
+    tag.mkdir(parents=True)
+    (folder / "latest").write_text("global_step10")
+    for rank in ranks:
+        (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"x")
+    for rank in range(of):
+        (tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt").write_bytes(b"x")
+    return folder
+
+
+def test_shards_of_another_world_size_are_an_error_unless_universal(tmp_path):
+    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(8), 8)
+    launch = tmp_path / "run.sh"
+    launch.write_text("torchrun --nproc_per_node 16 train.py\n")
+    codes = {finding.code for finding in check_files([checkpoint, launch])}
+    assert "checkpoint-world-size" in codes
+    launch.write_text("torchrun --nproc_per_node 8 train.py\n")
+    assert "checkpoint-world-size" not in {finding.code for finding in check_files([checkpoint, launch])}
+
+
+def test_a_half_written_checkpoint_is_named(tmp_path):
+    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(7), 8)
+    (found,) = [finding for finding in check_files([checkpoint]) if finding.code == "checkpoint-incomplete"]
+    assert "7" in found.text
+
+
+def found_in(path: Path, data: object) -> dict[str, Finding]:
+    path.write_text(json.dumps(data))
+    return {finding.code: finding for finding in check_files([path])}
+
+
+def test_checkpoints_are_held_against_the_free_disk(tmp_path, monkeypatch):
+    usage = rules_host.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(rules_host.shutil, "disk_usage", lambda path: usage._replace(free=100 * 2**30))
+    found = found_in(tmp_path / "p.json", PLAN)["disk-space"]
+    assert found.severity is Severity.NOTE
+    # 8.19e9 parameters: 12 bytes each in a checkpoint, 4 in the final model
+    assert "one checkpoint of 91.5 GiB" in found.text
+    assert "need 122 GiB" in found.text
+    assert "disk-space" not in found_in(tmp_path / "p.json", {**PLAN, "method": "lora"})
+
+
+def test_every_checkpoint_that_is_kept_counts(tmp_path, monkeypatch):
+    usage = rules_host.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(rules_host.shutil, "disk_usage", lambda path: usage._replace(free=400 * 2**30))
+    plan = rules_host.Plan.from_dict(PLAN)
+    few = rules_host.host_findings(plan, "plan", tmp_path, steps=1000, save_steps=500)
+    many = rules_host.host_findings(plan, "plan", tmp_path, steps=1000, save_steps=100)
+    assert "disk-space" not in {finding.code for finding in few}
+    assert any("10 checkpoints" in finding.text for finding in many)
+
+
+def test_host_memory_is_held_against_what_is_free_here(tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_host, "available_bytes", lambda: 16 * 2**30)
+    found = found_in(tmp_path / "p.json", {**PLAN, "strategy": "zero3", "offload": "all"})["host-memory"]
+    assert found.severity is Severity.NOTE
+    assert "16 GiB free" in found.text
+    monkeypatch.setattr(rules_host, "available_bytes", lambda: 2**42)
+    assert "host-memory" not in found_in(tmp_path / "p.json", PLAN)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "limit", "told"),
+    [(16, 65536, True), (16, resource.RLIM_INFINITY, False), (8, 65536, False)],
+    ids=["two-nodes", "unlimited", "one-node"],
+)
+def test_locked_memory_matters_where_nodes_are_joined(gpus, limit, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(rules_host.resource, "getrlimit", lambda which: (limit, limit))
+    found = found_in(tmp_path / "p.json", {**PLAN, "gpus": gpus})
+    assert ("locked-memory" in found) is told
+    if told:
+        assert "ulimit -l is 64 KiB" in found["locked-memory"].text
+
+
+def test_a_saved_plan_is_checked_as_a_plan(tmp_path):
+    refused = {"plan": {**PLAN, "strategy": "zero2", "offload": "all"}, "note": "of Tuesday"}
+    found = found_in(tmp_path / "saved.plan", refused)["plan-refused"]
+    assert found.severity is Severity.ERROR
+    assert found.fix == "--offload optimizer"
+
+
+def test_a_json_key_said_twice_is_named_and_the_rest_still_checked(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{"zero_optimization": {"stage": 2, "stage": 3, "offload_parm": {}}, "train_batch_size": "auto"}'
+    )
+    found = {finding.code: finding for finding in check_files([path])}
+    assert found["repeated-key"].severity is Severity.ERROR
+    assert 'the key "stage" stands there twice, as 2 and 3' in found["repeated-key"].text
+    assert "zero-unknown-key" in found
