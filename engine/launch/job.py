@@ -22,7 +22,7 @@ from ftdash.engine.launch.resume import last_whole_checkpoint
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Plan
-from ftdash.monitor.rundir import NODES_ENV, RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import NODES_ENV, RUN_DIR_ENV, RunDir, RunError, write_atomic
 
 MEETING_WAIT_S = 300.0
 
@@ -110,15 +110,28 @@ def node_start(run: RunDir, *, node_rank: int, address: str, attempt: str) -> No
 
 
 def start_agent_here(
-    run: RunDir, *, node_rank: int, address: str, attempt: str, detached: bool = False
+    run: RunDir,
+    *,
+    node_rank: int,
+    address: str,
+    attempt: str,
+    detached: bool = False,
+    kept: bool = False,
 ) -> NoReturn:
-    """Replace this process by the agent of this node. Raises RunError and OSError before that."""
+    """Replace this process by the agent of this node. Raises RunError and OSError before that.
+
+    `kept`: by a process above the agent that stays as long as training does, for schedulers that watch it.
+    """
     start = node_start(run, node_rank=node_rank, address=address, attempt=attempt)
     if start.directory:
         os.chdir(start.directory)
+    keeper = ["-m", "ftdash.monitor.agent.keep", str(run.path), str(node_rank), "--", sys.executable]
     agent = ["-m", "ftdash.monitor.agent", "--run", str(run.path), "--node-rank", str(node_rank)]
     agent += ["--detached"] * detached
-    os.execve(sys.executable, [sys.executable, *agent, "--", *start.command], {**os.environ, **start.env})
+    environment = {**os.environ, **start.env}
+    environment.pop(RUN_DIR_ENV, None)  # names a process as one of the run's, to be ended with it
+    words = [*(keeper if kept else []), *agent, "--", *start.command]
+    os.execve(sys.executable, [sys.executable, *words], environment)
 
 
 def _generate(run: RunDir, job: Job, meeting: Meeting) -> Generated:

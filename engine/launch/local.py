@@ -61,11 +61,22 @@ def prepare(spec: LaunchSpec) -> Prepared:
         raise LaunchError(f"--nodes {spec.nodes}: one machine is one node; use --backend slurm or ssh")
     root = runs_root(spec.runs)
     checks.writable(root, "--runs")
+    _storable(spec.env)
     if spec.command:
         return _prepare_command(spec, root)
     if spec.plan is None:
         raise LaunchError("nothing to launch: give a plan's flags, or -- COMMAND")
     return _prepare_plan(spec, spec.plan, root)
+
+
+def _storable(env: tuple[tuple[str, str], ...]) -> None:
+    """What a launch adds to the environment is written to the run directory: nothing secret may be in it."""
+    refused = sorted(dict(env).keys() - stored_env(dict(env)).keys())
+    if refused:
+        raise LaunchError(
+            f"environment {refused[0]}: not one of the variables that a run directory may hold; export it "
+            "where the ranks start"
+        )
 
 
 def start_agent(prepared: Prepared) -> None:
@@ -111,6 +122,7 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         asked = checks.rendezvous_port(spec.command, os.environ)
         if asked is not None:
             checks.port_is_free(*asked)
+    environment = {**os.environ, **dict(spec.env)}
     manifest = Manifest(
         backend=spec.backend,
         run=new_run_id(spec.name or Path(spec.command[0]).name),
@@ -119,11 +131,11 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         command=redact_command(spec.command, os.environ),
         plan=spec.plan.to_dict() if spec.plan else None,
         versions=_versions(),
-        env=stored_env(dict(os.environ)),
+        env=stored_env(environment),
         output_dir=str(spec.out.absolute()) if spec.out else "",
         max_steps=spec.steps or 0,
     )
-    return Prepared(_create(manifest, root), spec.command, dict(os.environ), manifest)
+    return Prepared(_create(manifest, root), spec.command, environment, manifest)
 
 
 def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
@@ -153,6 +165,8 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
         data=str(Path(spec.data).absolute()) if spec.data and Path(spec.data).exists() else spec.data,
         steps=steps,
         device=device,
+        save_steps=spec.save_steps,
+        resume=str(spec.resume.absolute()) if spec.resume else None,
         extra=spec.train_args,
     )
     try:
@@ -171,7 +185,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     except PlanError as error:
         raise LaunchError(str(error)) from None
     command = generated.preferred.nodes[0]
-    environment = _training_env(device, plan.gpus)
+    environment = {**_training_env(device, plan.gpus), **dict(spec.env)}
     manifest = Manifest(
         backend=spec.backend,
         run=run_id,

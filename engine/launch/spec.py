@@ -44,3 +44,6 @@ class LaunchSpec:
     runs: Path | None = None  # where run directories live; None: $FTDASH_HOME/runs
     port: int | None = None  # rendezvous port; None: a free one
     train_args: tuple[str, ...] = ()  # more arguments for the training script, as they are
+    save_steps: int = 0  # a checkpoint every so many steps; 0: the final model only
+    resume: Path | None = None  # a checkpoint folder to go on from
+    env: tuple[tuple[str, str], ...] = ()  # added to the ranks' environment; stored, so never a secret
