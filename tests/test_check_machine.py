@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import resource
 import socket
 from pathlib import Path
@@ -40,15 +41,78 @@ def test_a_large_offload_is_a_note_on_a_small_host(tmp_path, monkeypatch):
     assert "488 GiB" in found[0].text
 
 
-def deepspeed_checkpoint(folder: Path, ranks: range, of: int) -> Path:
+def deepspeed_checkpoint(folder: Path, ranks: range, of: int, model_ranks: int = 1) -> Path:
     tag = folder / "global_step10"
     tag.mkdir(parents=True)
     (folder / "latest").write_text("global_step10")
-    for rank in ranks:
-        (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(b"x")
-    for rank in range(of):
-        (tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt").write_bytes(b"x")
+    for mp in range(model_ranks):
+        for rank in ranks:
+            (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_{mp:02d}_optim_states.pt").write_bytes(b"x")
+        for rank in range(of):
+            (tag / f"zero_pp_rank_{rank}_mp_rank_{mp:02d}_model_states.pt").write_bytes(b"x")
     return folder
+
+
+def world_findings(*paths: Path) -> list[Finding]:
+    return [finding for finding in check_files(list(paths)) if finding.code == "checkpoint-world-size"]
+
+
+@pytest.mark.parametrize(
+    ("data", "model", "gpus", "options", "fits"),
+    [
+        (4, 2, 8, "", True),
+        (4, 2, 16, "", False),
+        (4, 2, 4, "", False),
+        (2, 4, 8, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2", True),
+        (4, 2, 8, "--tensor-model-parallel-size 4", False),
+        (4, 4, 16, "--tensor-model-parallel-size 2", True),
+        (8, 1, 8, "--tensor-model-parallel-size 1", True),
+        (4, 1, 8, "--tensor-model-parallel-size=2", False),
+        (3, 6, 18, "--tensor-parallel-size 2 --pipeline-parallel-size 3", True),
+    ],
+)
+def test_shards_are_counted_by_data_parallel_rank_and_by_model_parallel_rank(
+    data, model, gpus, options, fits, tmp_path
+):
+    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(data), data, model)
+    launch = tmp_path / "run.sh"
+    launch.write_text(f"torchrun --nproc_per_node {gpus} pretrain.py {options}\n")
+    assert [finding.severity for finding in world_findings(checkpoint, launch)] == (
+        [] if fits else [Severity.ERROR]
+    )
+
+
+def test_tensor_parallelism_in_the_deepspeed_config_divides_the_world(tmp_path):
+    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(4), 4, 2)
+    config, launch = tmp_path / "d.json", tmp_path / "run.sh"
+    launch.write_text("deepspeed --num_gpus 8 train.py --deepspeed d.json\n")
+    base = {"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}
+    config.write_text(json.dumps({**base, "tensor_parallel": {"autotp_size": 2}}))
+    assert not world_findings(checkpoint, config, launch)
+    config.write_text(json.dumps({**base, "tensor_parallel": {"autotp_size": 4}}))
+    (found,) = world_findings(checkpoint, config, launch)
+    assert "mp_rank_NN" in found.text
+    assert "4 to a model (d.json" in found.text
+
+
+def test_shard_groups_of_mics_tell_no_world(tmp_path):
+    checkpoint = deepspeed_checkpoint(tmp_path / "checkpoint-10", range(4), 4)
+    config, launch = tmp_path / "d.json", tmp_path / "run.sh"
+    launch.write_text("deepspeed --num_gpus 8 train.py --deepspeed d.json\n")
+    config.write_text(json.dumps({"zero_optimization": {"stage": 3, "mics_shard_size": 4}}))
+    assert not world_findings(checkpoint, config, launch)
+
+
+def test_dcp_shards_resume_on_any_number_of_ranks(tmp_path):
+    shards = tmp_path / "checkpoint-10" / "pytorch_model_fsdp_0"
+    shards.mkdir(parents=True)
+    names = [f"__{rank}_0.distcp" for rank in range(4)]
+    for name in names:
+        (shards / name).write_bytes(b"x")
+    (shards / ".metadata").write_bytes(pickle.dumps({"files": names}))
+    launch = tmp_path / "run.sh"
+    launch.write_text("torchrun --nproc_per_node 6 train.py\n")
+    assert not check_files([shards.parent, launch])
 
 
 def test_shards_of_another_world_size_are_an_error_unless_universal(tmp_path):

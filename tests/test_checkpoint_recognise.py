@@ -96,9 +96,45 @@ def test_adapters_in_dcp_shards_are_seen_by_their_names(tmp_path):
     assert found.adapter
 
 
+def split(folder: Path) -> Path:
+    """ZeRO-1 shards of two data-parallel ranks times three model-parallel ones."""
+    tag = deepspeed(folder, ranks=2, stage=1) / "global_step20"
+    for mp in (1, 2):
+        (tag / f"mp_rank_{mp:02d}_model_states.pt").write_bytes(b"x")
+        for rank in range(2):
+            (tag / f"bf16_zero_pp_rank_{rank}_mp_rank_{mp:02d}_optim_states.pt").write_bytes(b"x")
+    return folder
+
+
+def test_model_parallel_shards_are_counted_apart(tmp_path, capsys):
+    found = inspect(split(tmp_path / "checkpoint-20"))
+    assert found is not None
+    assert (found.ranks, found.model_ranks, found.problem) == (2, 3, "")
+    assert run(["checkpoint", "ls", str(tmp_path)]) == 0
+    assert "2x3 ranks" in capsys.readouterr().out
+
+
+def test_a_name_with_an_absurd_rank_is_no_reason_to_count_that_far(tmp_path):
+    folder = deepspeed(tmp_path / "checkpoint-20")
+    far = folder / "global_step20" / "bf16_zero_pp_rank_999999999999_mp_rank_999999999999_optim_states.pt"
+    far.write_bytes(b"x")
+    found = inspect(folder)
+    assert found is not None
+    assert not found.whole
+    assert len(found.problem) < 300
+
+
 def remove(name: str):
     def damage(folder: Path) -> None:
         next(folder.rglob(name)).unlink()
+
+    return damage
+
+
+def remove_all(pattern: str):
+    def damage(folder: Path) -> None:
+        for file in folder.rglob(pattern):
+            file.unlink()
 
     return damage
 
@@ -122,6 +158,9 @@ def empty(pattern: str):
         (deepspeed, remove("*_rank_3_*_model_states.pt"), "3"),
         (deepspeed, remove("latest"), "latest"),
         (deepspeed, empty("*_model_states.pt"), "empty"),
+        (deepspeed, remove_all("*_optim_states.pt"), "optimizer"),
+        (split, remove("*_rank_1_mp_rank_02_optim_states.pt"), "1 (mp_rank_02)"),
+        (split, remove("mp_rank_01_model_states.pt"), "mp_rank_01"),
         (full, remove("config.json"), "config.json"),
         (adapter, remove("adapter_model.safetensors"), "adapter_model"),
     ],

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from math import prod
+from typing import TYPE_CHECKING
 
 from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Document, Kind, Sourced
 from ftdash.engine.check.findings import Finding, error, note
 from ftdash.engine.check.registry import check
 from ftdash.engine.check.rules_host import available_bytes
+
+if TYPE_CHECKING:
+    from ftdash.engine.checkpoint.recognise import Checkpoint
+
+# Megatron-LM's options, and the shorter ones of Megatron-DeepSpeed and of DeepSpeed's examples.
+_TENSOR_OPTIONS = ("--tensor-model-parallel-size", "--tensor-parallel-size", "--autotp_size")
+_PIPELINE_OPTIONS = (
+    "--pipeline-model-parallel-size",
+    "--pipeline-parallel-size",
+    "--pipe-parallel-size",
+)
 
 
 @check
@@ -57,6 +70,11 @@ def shards_and_world(bundle: Bundle) -> Iterator[Finding]:
         document.get("checkpoint", "load_universal") and document.data["checkpoint"]["load_universal"] is True
         for document in bundle.of(Kind.DEEPSPEED)
     )
+    # MiCS numbers the ranks inside each shard group: the files do not tell the number of groups.
+    mics = any(
+        (size := document.get("zero_optimization", "mics_shard_size")) and size.value != -1
+        for document in bundle.of(Kind.DEEPSPEED)
+    )
     for path, where in resumes:
         checkpoint = inspect(path)
         if checkpoint is None:
@@ -68,19 +86,58 @@ def shards_and_world(bundle: Bundle) -> Iterator[Finding]:
                 f"{path.name} is half written: {checkpoint.problem}",
                 "resume from the last whole one: ftdash checkpoint ls",
             )
-        elif (
-            checkpoint.kind is CheckpointKind.DEEPSPEED
-            and not universal
-            and bundle.world
-            and checkpoint.ranks
-        ) and checkpoint.ranks != bundle.world.value:
-            yield error(
-                "checkpoint-world-size",
-                where,
-                f"{path.name} holds the shards of {checkpoint.ranks} data-parallel ranks, and "
-                f"{bundle.world.value} are started ({bundle.world.where})",
-                "convert it: ftdash checkpoint convert --to universal, and set load_universal",
-            )
+        elif checkpoint.kind is CheckpointKind.DEEPSPEED and not universal and not mics:
+            yield from _other_world(bundle, checkpoint, where)
+
+
+def _other_world(bundle: Bundle, checkpoint: Checkpoint, where: str) -> Iterator[Finding]:
+    """DeepSpeed compares data-parallel sizes only; its file names count them apart from mp_rank_NN.
+
+    What the files leave unsaid about tensor and pipeline parallelism is taken to be the checkpoint's: then
+    its ranks times the model-parallel ones must be the world.
+    """
+    if not (bundle.world and checkpoint.ranks):
+        return
+    started, stated = bundle.world.value, _model_parallel(bundle)
+    split = prod(size.value for size in stated)
+    same_split = checkpoint.model_ranks == split or (len(stated) < 2 and checkpoint.model_ranks % split == 0)
+    if started == checkpoint.ranks * checkpoint.model_ranks and same_split:
+        return
+    held = f"{checkpoint.ranks} data-parallel ranks"
+    if checkpoint.model_ranks > 1:
+        held += f" times {checkpoint.model_ranks} model-parallel ones (mp_rank_NN)"
+    now = f"{started} are started ({bundle.world.where})"
+    if split > 1:
+        now += f", {split} to a model ({stated[0].where})"
+    yield error(
+        "checkpoint-world-size",
+        where,
+        f"{checkpoint.path.name} holds the shards of {held}, and {now}",
+        "convert it: ftdash checkpoint convert --to universal, and set load_universal",
+    )
+
+
+def _model_parallel(bundle: Bundle) -> list[Sourced]:
+    """The tensor and the pipeline size of the run, each as far as a file states it."""
+    tensor: list[Sourced] = []
+    pipeline: list[Sourced] = []
+    for document, shell, launch in bundle.launches():
+        for sizes, options in ((tensor, _TENSOR_OPTIONS), (pipeline, _PIPELINE_OPTIONS)):
+            if (size := shell.number(launch.option(*options))) is not None:
+                sizes.append(Sourced(size, document.at(launch.line)))
+    for document in bundle.of(Kind.DEEPSPEED):
+        tensor += filter(None, [document.get("tensor_parallel", "autotp_size")])
+        pipeline += filter(None, [document.get("pipeline", "stages")])
+    for document, _, call in bundle.script_calls():
+        if call.last == "PipelineModule" and "num_stages" in call.kwargs:
+            pipeline.append(Sourced(call.kwargs["num_stages"], document.at(call.line)))
+    for plan in bundle.plans:
+        tensor.append(Sourced(plan.value.get("tp", 1), plan.where))
+        pipeline.append(Sourced(plan.value.get("pp", 1), plan.where))
+    known = (
+        [size for size in sizes if type(size.value) is int and size.value > 0] for sizes in (tensor, pipeline)
+    )
+    return [sizes[0] for sizes in known if sizes]
 
 
 def _resume_paths(bundle: Bundle) -> Iterator[tuple[Sourced, Document]]:

@@ -19,7 +19,12 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """`shards` is the folder that holds the weights; `ranks` how many wrote it, 0 when it does not matter."""
+    """`shards` is the folder that holds the weights; `ranks` how many wrote it, 0 when it does not matter.
+
+    DeepSpeed's files name two ranks each: `ranks` counts the data-parallel ones, `model_ranks` the
+    model-parallel ones (tensor times pipeline). The shards of DCP are re-cut at load: their count says which
+    ranks wrote a part, and nothing about how many may read it.
+    """
 
     path: Path
     kind: CheckpointKind
@@ -29,6 +34,7 @@ class Checkpoint:
     step: int | None
     problem: str = ""  # why it is half written, empty when whole
     adapter: bool = False  # holds adapters only
+    model_ranks: int = 1
 
     @property
     def whole(self) -> bool:
@@ -127,19 +133,25 @@ def _deepspeed(path: Path) -> Checkpoint | None:
         return _universal(path, tag_folder)
     names = [file.name for file in tag_folder.iterdir() if file.is_file()]
     optim = {(int(match[1]), int(match[2])) for name in names if (match := _OPTIM.search(name))}
-    model = [match for name in names if (match := _MODEL.search(name))]
-    if not optim and not model:
+    model_files = [match for name in names if (match := _MODEL.match(name))]
+    if not optim and not model_files:
         return None
-    ranks = {rank for rank, _ in optim}
-    model_ranks = {int(match[1]) for match in model if match[1] is not None}
-    expected = max(ranks | model_ranks, default=0) + 1
-    written = max(len(ranks), len(model_ranks))
-    if ranks and expected != len(ranks):
-        missing = sorted(set(range(expected)) - ranks)
-        problem = f"optimizer shards of ranks {', '.join(map(str, missing))} are missing"
-    elif model_ranks and ranks and model_ranks != ranks:
-        missing = sorted(ranks ^ model_ranks)
-        problem = f"shards of ranks {', '.join(map(str, missing))} are missing"
+    model = {(int(match[1] or 0), int(match[2])) for match in model_files}
+    partitioned = any(match[1] is not None for match in model_files)  # ZeRO-3: each rank has a part
+    ranks = {rank for rank, _ in optim} | ({rank for rank, _ in model} if partitioned else set())
+    model_ranks = {rank for _, rank in optim | model}
+    # A name may hold any number: no more is laid out than a large job could have written.
+    columns = min(max(model_ranks) + 1, 2**10)
+    rows = min(max(ranks, default=0) + 1, 2**15 // columns)
+    grid = {(dp, mp) for dp in range(rows) for mp in range(columns)}
+    if partitioned and not optim:
+        problem = "no optim_states file: the optimizer's state is missing"
+    elif optim and (missing := grid - optim):
+        problem = f"optimizer shards of {_rank_names(missing)} are missing"
+    elif partitioned and (missing := grid - model):
+        problem = f"shards of {_rank_names(missing)} are missing"
+    elif model and (missing := {(0, mp) for _, mp in grid} - model):
+        problem = f"model_states of {_rank_names(missing)} are missing"
     elif not model:
         problem = "no model_states file"
     elif empty := [name for name in names if name.endswith(".pt") and not (tag_folder / name).stat().st_size]:
@@ -148,12 +160,21 @@ def _deepspeed(path: Path) -> Checkpoint | None:
         path,
         CheckpointKind.DEEPSPEED,
         tag_folder,
-        written,
+        len(ranks),
         _size(tag_folder),
         _step(path) if _step(path) is not None else _step(tag_folder),
         _unfinished(path) or problem,
         (path / "adapter_config.json").is_file(),
+        len(model_ranks),
     )
+
+
+def _rank_names(missing: set[tuple[int, int]]) -> str:
+    """Missing (data-parallel, model-parallel) ranks in words, the first eight by number."""
+    plain = all(mp == 0 for _, mp in missing)
+    named = [str(dp) if plain else f"{dp} (mp_rank_{mp:02d})" for dp, mp in sorted(missing)]
+    more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+    return f"ranks {', '.join(named[:8])}{more}"
 
 
 def _universal(path: Path, shards: Path) -> Checkpoint:

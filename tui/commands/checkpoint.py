@@ -75,6 +75,7 @@ def _list(args: argparse.Namespace) -> int:
             "kind": str(checkpoint.kind),
             "step": checkpoint.step,
             "ranks": checkpoint.ranks or None,
+            "model_ranks": checkpoint.model_ranks,
             "bytes": checkpoint.bytes,
             "whole": checkpoint.whole,
             "problem": checkpoint.problem,
@@ -86,7 +87,8 @@ def _list(args: argparse.Namespace) -> int:
         return 0
     for checkpoint, row in zip(found, rows, strict=True):
         size = f"{checkpoint.bytes / 2**20:.1f} MiB"
-        ranks = f"{row['ranks']} ranks" if row["ranks"] else ""
+        split = f"x{checkpoint.model_ranks}" if checkpoint.model_ranks > 1 else ""
+        ranks = f"{row['ranks']}{split} ranks" if row["ranks"] else ""
         state = "whole" if row["whole"] else f"half written: {row['problem']}"
         sys.stdout.write(f"{row['kind']:<10} {size:>12}  {ranks:<9} {row['path']}  {state}\n")
     if not rows:
