@@ -6,17 +6,17 @@ import shlex
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from textual.message import Message
 
-from ftdash.engine.check.findings import Finding
+from ftdash.engine.check.findings import Change, Finding
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.plan import Plan, PlanError
-from ftdash.monitor.rundir import RunDir, RunError, list_runs
+from ftdash.monitor.rundir import RunDir, RunError, list_runs, runs_root
 
 if TYPE_CHECKING:
     from ftdash.engine.slurm.options import SlurmOptions
@@ -82,15 +82,25 @@ class Wanted:
     hosts: str = ""  # hosts file of the ssh backend
     slurm: SlurmFields = SlurmFields()
     switches: tuple[str, ...] = ()  # names of debug switches
+    recipe: str = ""  # the recipe that the plan and data came from, for display
+    save_steps: int = 0  # 0: the final model only
+    resume: str = ""  # a checkpoint folder to go on from
 
-    def spec(self, runs_root: str | None) -> LaunchSpec:
-        """Raises LaunchError for a command line that cannot be split or an option Slurm could not take."""
+    def spec(self, root: str | None) -> LaunchSpec:
+        """Raises LaunchError for a command line that cannot be split, an option Slurm could not take, or
+        switches that contradict each other."""
+        from ftdash.engine.configs import ConfigError
+        from ftdash.engine.configs.debug_switches import variables
         from ftdash.engine.launch.spec import Backend, Device
 
         try:
             command = tuple(shlex.split(self.command))
         except ValueError as error:
             raise LaunchError(f"own command: {error}") from None
+        try:
+            switched = variables(list(self.switches))
+        except ConfigError as error:
+            raise LaunchError(str(error)) from None
         return LaunchSpec(
             plan=None if command else self.plan,
             command=command,
@@ -103,8 +113,56 @@ class Wanted:
             slurm=self.slurm.options(self.nodes) if self.backend == Backend.SLURM else None,
             hosts=Path(self.hosts).expanduser() if self.hosts else None,
             name=self.name,
-            runs=Path(runs_root) if runs_root else None,
+            runs=Path(root) if root else None,
+            save_steps=self.save_steps,
+            resume=Path(self.resume).expanduser() if self.resume else None,
+            env=switched,
         )
+
+    def changed(self, change: Change) -> Wanted:
+        """With the fields of a finding's change set, in the plan or here."""
+        ours = {field.name for field in fields(self)}
+        plan = replace(self.plan, **{name: value for name, value in change if name not in ours})
+        return replace(self, plan=plan, **{name: value for name, value in change if name in ours})
+
+
+def of_plan(wanted: Wanted, plan: Plan) -> Wanted:
+    """The inputs with another plan; what belonged to the one before goes."""
+    return replace(wanted, plan=plan, recipe="", command="", device="auto", name="", resume="")
+
+
+def of_recipe(wanted: Wanted, name: str) -> Wanted:
+    """The inputs with the plan and data of a recipe, or of `name:variant`. Raises RecipeError."""
+    from ftdash.engine.recipes import load_recipe
+
+    recipe = load_recipe(name)
+    return replace(of_plan(wanted, recipe.plan), recipe=name, data=recipe.data)
+
+
+def of_ended(wanted: Wanted, run: RunDir) -> Wanted:
+    """The inputs of a run that has ended, to go on from its last whole checkpoint.
+
+    What Slurm and ssh need stays as it was typed. Raises LaunchError and RunError.
+    """
+    from ftdash.engine.launch.restart import restarted
+
+    spec = restarted(run)
+    assert spec.plan is not None
+    return replace(
+        wanted,
+        plan=spec.plan,
+        recipe="",
+        command="",
+        data=spec.data or "",
+        steps=spec.steps or wanted.steps,
+        out=str(spec.out or ""),
+        device=spec.device.value,
+        name=spec.name,
+        backend=spec.backend.value,
+        nodes=spec.nodes,
+        save_steps=spec.save_steps,
+        resume=str(spec.resume or ""),
+    )
 
 
 class Checked(Message):
@@ -160,39 +218,57 @@ def check(wanted: Wanted, post: Post) -> None:
 
 
 def findings_of(wanted: Wanted) -> tuple[Finding, ...]:
-    """Raises ConfigError, PlanError, DocumentError or ModelError in one line."""
-    from ftdash.engine.check.registry import check_files
-    from ftdash.engine.configs import TrainArgs, generate
-    from ftdash.engine.model.load import resolve
+    """Of the launch itself, its plan and its files, worst first.
 
+    Raises ConfigError, PlanError, DocumentError, ModelError or LaunchError in one line.
+    """
+    from ftdash.engine.check.registry import check_files
+    from ftdash.engine.launch.preflight import preflight
+
+    found = preflight(wanted.spec(None))
     with tempfile.TemporaryDirectory(prefix="ftdash-check-") as folder:
         base = Path(folder)
         paths: list[str | Path] = []
-        if not wanted.command:
-            arguments = TrainArgs(model=wanted.plan.model or "MODEL", output_dir=wanted.out or "out")
-            generated = generate(wanted.plan, shape=resolve(wanted.plan), train_args=arguments)
-            for name, content in generated.files.items():
-                path = base / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(content)
-                if path.suffix in (".yaml", ".yml", ".json"):
-                    paths.append(path)
-            plan = base / "run.plan"
-            plan.write_bytes(msgspec.json.encode(wanted.plan.to_dict()))
-            paths.append(plan)
-        else:
+        if wanted.command:
             script = base / "command.sh"
             script.write_text(f"#!/bin/sh\n{wanted.command}\n")
             paths.append(script)
-        return tuple(check_files(paths))
+        else:
+            paths += _written(wanted, base)
+        found += check_files(paths)
+    return tuple(sorted(found, key=lambda finding: (finding.severity.order, not finding.change)))
 
 
-def start(wanted: Wanted, runs_root: str | None, post: Post) -> None:
+def _written(wanted: Wanted, base: Path) -> list[str | Path]:
+    """The plan and the files it becomes, written below `base`, and the checkpoint to go on from."""
+    from ftdash.engine.configs import TrainArgs, generate
+    from ftdash.engine.configs.generate import PLAN_FILE
+    from ftdash.engine.configs.refusals import refusal
+    from ftdash.engine.model.load import resolve
+
+    paths: list[str | Path] = [Path(wanted.resume).expanduser()] if wanted.resume else []
+    shape = resolve(wanted.plan)
+    if not refusal(wanted.plan, shape):  # a refused plan has no files; the plan's own check says why
+        arguments = TrainArgs(model=wanted.plan.model or "MODEL", output_dir=wanted.out or "out")
+        for name, content in generate(wanted.plan, shape=shape, train_args=arguments).files.items():
+            path = base / name
+            path.write_text(content)
+            if path.suffix in (".yaml", ".yml", ".json") and name != PLAN_FILE:
+                paths.append(path)
+    plan = base / "run.plan"
+    sizes = {"max_steps": wanted.steps, "save_steps": wanted.save_steps}
+    stored = {"plan": wanted.plan.to_dict(), "output_dir": wanted.out or str(runs_root()), **sizes}
+    plan.write_bytes(msgspec.json.encode(stored))
+    return [*paths, plan]
+
+
+def start(wanted: Wanted, root: str | None, post: Post) -> None:
     """Launch; the answer is a Launched message."""
+    from ftdash.engine.launch.start import start as begin
 
     def launching() -> None:
         try:
-            post(Launched(_launch(wanted, runs_root)))
+            post(Launched(begin(wanted.spec(root))))
         except (LaunchError, RunError, PlanError, OSError) as error:
             post(Launched(None, " ".join(str(error).split())))
         except Exception as error:
@@ -201,47 +277,19 @@ def start(wanted: Wanted, runs_root: str | None, post: Post) -> None:
     in_thread(launching)
 
 
-def _launch(wanted: Wanted, runs_root: str | None) -> RunDir:
-    """On the wanted backend, with the debug switches in the environment of the ranks."""
-    from ftdash.engine.launch import local
-    from ftdash.engine.launch.spec import Backend
-
-    spec = wanted.spec(runs_root)
-    if wanted.switches and spec.backend is not Backend.LOCAL:
-        raise LaunchError("debug switches: set from here on this machine only; elsewhere, export them there")
-    if spec.backend is Backend.SLURM:
-        from ftdash.engine.slurm.submit import submit
-
-        return submit(spec)
-    if spec.backend is Backend.SSH:
-        from ftdash.engine.ssh.launch import launch as launch_over_ssh
-
-        return launch_over_ssh(spec)
-    if not wanted.switches:
-        return local.launch(spec)
-    from ftdash.engine.configs.debug_switches import environment
-
-    switched = dict(assignment.split("=", 1) for assignment in environment(list(wanted.switches)))
-    prepared = local.prepare(spec)
-    prepared.manifest.env = {**prepared.manifest.env, **switched}
-    prepared.run.write_manifest(prepared.manifest)
-    local.start_agent(replace(prepared, env={**prepared.env, **switched}))
-    return prepared.run
-
-
-def differ(wanted: Wanted, runs_root: str | None, post: Post) -> None:
+def differ(wanted: Wanted, root: str | None, post: Post) -> None:
     """Compare the wanted files with those of the newest run of the same name; answers with Differed."""
 
     def differing() -> None:
         try:
-            post(difference(wanted, runs_root))
+            post(difference(wanted, root))
         except Exception as error:  # as with the checks: a line, not the end of the screen
             post(Differed("", (), " ".join(str(error).split()) or type(error).__name__))
 
     in_thread(differing)
 
 
-def difference(wanted: Wanted, runs_root: str | None) -> Differed:
+def difference(wanted: Wanted, root: str | None) -> Differed:
     """Raises ConfigError, PlanError or ModelError in one line."""
     import difflib
 
@@ -250,7 +298,7 @@ def difference(wanted: Wanted, runs_root: str | None) -> Differed:
 
     shape = resolve(wanted.plan)
     name = wanted.name or shape.name
-    last = newest_named(name, runs_root)
+    last = newest_named(name, root)
     if last is None:
         return Differed("", (), f"no run is named {name} yet")
     arguments = TrainArgs(model=wanted.plan.model or "MODEL", output_dir=wanted.out or "out")
@@ -266,9 +314,9 @@ def difference(wanted: Wanted, runs_root: str | None) -> Differed:
     return Differed(last.run_id, tuple(lines))
 
 
-def newest_named(name: str, runs_root: str | None) -> RunDir | None:
+def newest_named(name: str, root: str | None) -> RunDir | None:
     """The newest run whose manifest has this name."""
-    for run in reversed(list_runs(runs_root)[-RUNS_LOOKED_AT:]):
+    for run in reversed(list_runs(root)[-RUNS_LOOKED_AT:]):
         try:
             if run.read_manifest().name == name:
                 return run
@@ -281,10 +329,10 @@ def stop(run: RunDir, post: Post, *, save: bool = False) -> None:
     """Stop every process of a run; the answer is a Stopped message."""
 
     def stopping() -> None:
-        from ftdash.monitor.stop import stop_run
+        from ftdash.engine.launch import stop as backends
 
         try:
-            left = stop_run(run, save=save)
+            left = backends.stop(run, save=save)
             post(Stopped(run, f"still alive: {', '.join(map(str, sorted(left)))}" if left else ""))
         except (RunError, OSError) as error:
             post(Stopped(run, " ".join(str(error).split())))

@@ -41,7 +41,12 @@ def plans_on_this_machine(bundle: Bundle) -> Iterator[Finding]:
             continue
         told = document.data.get("output_dir")
         output = Path(told) if isinstance(told, str) and told else Path.cwd()
-        yield from host_findings(plan, document.name, output)
+        steps, save_steps = (_count(document.data.get(name)) for name in ("max_steps", "save_steps"))
+        yield from host_findings(plan, document.name, output, steps=steps, save_steps=save_steps)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def host_findings(

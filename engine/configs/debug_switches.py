@@ -119,6 +119,11 @@ SWITCHES: tuple[Switch, ...] = (
 
 def environment(names: list[str]) -> list[str]:
     """NAME=VALUE assignments of the named switches. Raises ConfigError naming the ones there are."""
+    return [f"{variable}={value}" for variable, value in variables(names)]
+
+
+def variables(names: list[str]) -> tuple[tuple[str, str], ...]:
+    """What the named switches set. Raises ConfigError naming the ones there are."""
     known = {switch.name: switch for switch in SWITCHES}
     assignments: dict[str, str] = {}
     for name in names:
@@ -128,4 +133,4 @@ def environment(names: list[str]) -> list[str]:
             if assignments.get(variable, value) != value:
                 raise ConfigError(f"--debug-switches: two of them set {variable}")
             assignments[variable] = value
-    return [f"{variable}={value}" for variable, value in assignments.items()]
+    return tuple(assignments.items())

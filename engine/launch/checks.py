@@ -18,9 +18,10 @@ from ftdash.engine.launch.spec import Device, LaunchError
 FREE_BYTES = 64 << 20  # logs and telemetry of a short run, with room for the files of the launcher
 PARSED_BYTES = 64 << 20  # of a data file; what comes after is left to the training script
 STATIC_PORT = 29500  # torchrun's, accelerate's and deepspeed's default
-_PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port")
+STATIC_FLAG = "--master_port"
+PORT_FLAGS = ("--master_port", "--master-port", "--main_process_port", "--main-process-port")
 _ENDPOINT_FLAGS = ("--rdzv_endpoint", "--rdzv-endpoint")
-_FREE_PORT_FLAGS = ("--standalone",)
+_FREEPORT_FLAGS = ("--standalone",)
 _LAUNCHERS = re.compile(r"(?:^|/)(?:torchrun|accelerate|deepspeed)$|^torch\.distributed\.(?:run|launch)$")
 
 
@@ -42,7 +43,7 @@ def packages(names: Sequence[str]) -> None:
 
 def device(wanted: Device, ranks: int) -> str:
     """Says "cpu" or "cuda"; refuses more CUDA ranks than GPUs."""
-    gpus = _gpu_count()
+    gpus = gpu_count()
     if wanted is Device.CPU or (wanted is Device.AUTO and not gpus):
         return "cpu"
     if not gpus:
@@ -52,7 +53,7 @@ def device(wanted: Device, ranks: int) -> str:
     return "cuda"
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
     """GPUs that CUDA would show here: CUDA_VISIBLE_DEVICES over what the driver lists."""
     from ftdash.monitor.nvml import sample_gpus
     from ftdash.monitor.nvml.mapping import visible_devices
@@ -123,24 +124,29 @@ def port_is_free(port: int, flag: str) -> None:
             ) from None
 
 
+def is_launcher(word: str) -> bool:
+    """Whether this word of a command names a launcher: torchrun, accelerate, deepspeed or their modules."""
+    return _LAUNCHERS.search(word) is not None
+
+
 def rendezvous_port(command: Sequence[str], environ: Mapping[str, str]) -> tuple[int, str] | None:
     """The port that this launcher command will listen on here, and the flag or variable that says so.
 
     None when it picks a free one itself, or when the command is no launcher that is known.
     """
     words = [word for raw in command for word in raw.split("=", 1)] if command else []
-    if any(flag in words for flag in _FREE_PORT_FLAGS):
+    if any(flag in words for flag in _FREEPORT_FLAGS):
         return None
     for flag, value in pairwise(words):
-        if flag in _PORT_FLAGS and value.isdigit():
+        if flag in PORT_FLAGS and value.isdigit():
             return (int(value), flag) if int(value) else None
         if flag in _ENDPOINT_FLAGS:
             host, _, port = value.rpartition(":")
             if port.isdigit() and int(port) and host in ("localhost", "127.0.0.1", socket.gethostname()):
                 return int(port), flag
             return None
-    if not any(_LAUNCHERS.search(word) for word in command):
+    if not any(map(is_launcher, command)):
         return None
     if (port := environ.get("PET_MASTER_PORT", "")).isdigit():
         return int(port), "PET_MASTER_PORT"
-    return STATIC_PORT, "--master_port"
+    return STATIC_PORT, STATIC_FLAG

@@ -18,6 +18,7 @@ from ftdash.engine.mesh import Mesh
 from ftdash.engine.model.load import ModelError, resolve
 from ftdash.engine.plan import Plan, PlanError
 from ftdash.engine.planner import evaluate
+from ftdash.monitor.agent.launcher import INJECT_ENV
 from ftdash.monitor.procs import AGENT_ENV
 from ftdash.monitor.redact import redact_command
 from ftdash.monitor.rundir import RUN_DIR_ENV, Manifest, RunDir, RunError, new_run_id, runs_root, stored_env
@@ -47,7 +48,11 @@ def launch(spec: LaunchSpec) -> RunDir:
     Raises LaunchError, in one line naming the flag or file, before any process was started, and RunError
     when the run directory cannot be written or the agent does not come up.
     """
+    from ftdash.engine.launch.job import job_of, write_job  # which imports this module
+
     prepared = prepare(spec)
+    if prepared.train is not None:
+        write_job(prepared.run, job_of(prepared, spec, nodes=1))  # to go on from, once it has ended
     start_agent(prepared)
     return prepared.run
 
@@ -122,7 +127,7 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         asked = checks.rendezvous_port(spec.command, os.environ)
         if asked is not None:
             checks.port_is_free(*asked)
-    environment = {**os.environ, **dict(spec.env)}
+    environment = {**os.environ, **dict(spec.env), INJECT_ENV: "1"}
     manifest = Manifest(
         backend=spec.backend,
         run=new_run_id(spec.name or Path(spec.command[0]).name),
@@ -151,7 +156,7 @@ def _prepare_plan(spec: LaunchSpec, plan: Plan, root: Path) -> Prepared:
     else:
         device = "cpu" if spec.device is Device.CPU else "cuda"
     if spec.data is None or spec.data.endswith((".jsonl", ".json")):
-        checks.data_rows(_data_file(spec.data), mesh.data_parallel)
+        checks.data_rows(data_file(spec.data), mesh.data_parallel)
     if spec.out is not None:
         checks.writable(spec.out)
     name = spec.name or shape.name
@@ -217,7 +222,8 @@ def _write_configs(run: RunDir, generated: Generated) -> None:
             raise RunError(f"cannot write {run.config / name}: {error.strerror or error}") from error
 
 
-def _data_file(data: str | None) -> Path:
+def data_file(data: str | None) -> Path:
+    """The local file behind `--data`; None is the set that ships."""
     from ftdash.engine.train.data import shipped_path
 
     return Path(data) if data is not None else shipped_path()

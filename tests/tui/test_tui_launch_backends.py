@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ftdash.engine.launch import local
-from ftdash.engine.launch.spec import Backend, LaunchError
+from ftdash.engine.launch.job import job_of
+from ftdash.engine.launch.spec import Backend, LaunchError, LaunchSpec
+from ftdash.engine.launch.start import start
 from ftdash.engine.plan import Plan, Strategy
 from ftdash.engine.slurm.client import Job, Partition, SlurmError
 from ftdash.engine.slurm.queue import QueueView, QueueWatch
@@ -160,12 +162,20 @@ async def test_a_switch_is_turned_on_with_its_price_and_kept(tmp_path: Path) -> 
 def test_switches_reach_the_environment_of_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[local.Prepared] = []
     monkeypatch.setattr(local, "start_agent", started.append)
-    wanted = Wanted(PLAN, command=f"{sys.executable} -c pass", switches=("nccl-info",))
-    run = launching._launch(wanted, str(tmp_path))
-    assert started[0].env["NCCL_DEBUG"] == "INFO"
-    assert run.read_manifest().env["NCCL_DEBUG"] == "INFO"
-    with pytest.raises(LaunchError, match="debug switches"):
-        launching._launch(replace(wanted, backend="ssh"), str(tmp_path))
+    wanted = Wanted(PLAN, command=f"{sys.executable} -c pass", switches=("nccl-info", "launch-blocking"))
+    run = start(wanted.spec(str(tmp_path)))
+    for env in (started[0].env, run.read_manifest().env):
+        assert (env["NCCL_DEBUG"], env["CUDA_LAUNCH_BLOCKING"]) == ("INFO", "1")
+    spec = replace(wanted, backend="ssh").spec(str(tmp_path))
+    job = job_of(local.prepare(spec), spec, nodes=2)
+    assert job.env["NCCL_DEBUG"] == "INFO"
+
+
+def test_a_secret_is_no_part_of_what_a_launch_adds_to_the_ranks(tmp_path: Path) -> None:
+    spec = LaunchSpec(command=(sys.executable, "-c", "pass"), env=(("HF_TOKEN", "hf_x"),), runs=tmp_path)
+    with pytest.raises(LaunchError, match="environment HF_TOKEN"):
+        local.prepare(spec)
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_diff_names_what_changed_since_the_last_run_of_that_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ftdash.tui.cli import UserError
-from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
+from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, recipe_of
 
 if TYPE_CHECKING:
     from ftdash.engine.configs import Generated
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
-    parser.add_argument("--recipe", metavar="NAME", help="a named recipe instead of plan flags")
     parser.add_argument("--out", metavar="DIR", help="folder for the files; without it they are printed")
     parser.add_argument("--overwrite", action="store_true", help="replace files that differ")
     parser.add_argument("--data", metavar="NAME", help="hub id or local JSONL")
@@ -65,17 +64,8 @@ def _generate(args: argparse.Namespace) -> tuple[Generated, list[str]]:
 
     if args.device not in ("auto", "cpu", "cuda"):
         raise UserError(f"--device {args.device}: one of auto, cpu, cuda")
-    data = args.data
-    if args.recipe is not None:
-        from ftdash.engine.recipes import RecipeError, load_recipe
-
-        try:
-            recipe = load_recipe(args.recipe)
-        except RecipeError as error:
-            raise UserError(str(error)) from None
-        plan, data = recipe.plan, data or recipe.data
-    else:
-        plan = plan_from(args)
+    plan, recipe = plan_from(args), recipe_of(args)
+    data = args.data or (recipe.data if recipe else None)
     rendezvous = None
     if args.main_address or args.main_port:
         port = _whole("main-port", args.main_port or "29400", 1, 65535)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
+from ftdash.engine.launch.reading import reader_for
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
-from ftdash.monitor.rundir import RunDir, home, new_run_id
+from ftdash.engine.launch.start import start
+from ftdash.monitor.rundir import find_run, home, new_run_id
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.cli import UserError
-from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
+from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, recipe_of
 from ftdash.tui.commands.run_json import print_json, run_summary
 from ftdash.tui.commands.slurm_flags import add_cluster_flags, hosts_file, slurm_options
 
@@ -25,6 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--data", metavar="NAME", help="hub id or .jsonl file of chats (the set that ships)")
     run.add_argument("--steps", metavar="N", help="optimizer steps (100)")
     run.add_argument("--out", metavar="DIR", help="checkpoints and the final model (below the run)")
+    run.add_argument("--save-steps", metavar="N", help="a checkpoint every N steps (the final model only)")
+    run.add_argument("--resume", metavar="DIR", help="a checkpoint folder to go on from")
+    run.add_argument("--restart", metavar="RUN", help="the plan of an ended run, from its last checkpoint")
+    run.add_argument("--debug-switches", metavar="NAME,…", help="for the ranks; see ftdash configs")
     run.add_argument("--device", default="auto", metavar="|".join(Device), help="(auto)")
     run.add_argument("--backend", default="local", metavar="|".join(Backend), help="(local)")
     run.add_argument("--name", default="", metavar="TEXT", help="part of the run's id")
@@ -90,15 +97,22 @@ def _rehearse(spec: LaunchSpec, *, as_json: bool) -> int:
 
 def spec_from(args: argparse.Namespace) -> LaunchSpec:
     """What the flags ask for. Raises UserError naming the flag."""
+    if args.restart is not None:
+        return _restarted(args)
     command = tuple(args.command)
-    plan_given = any(value is not None for value in (args.model, args.config, args.params, args.from_file))
+    sources = (args.model, args.config, args.params, args.from_file, args.recipe)
+    plan_given = any(value is not None for value in sources)
+    recipe = recipe_of(args)
     backend = choice("--backend", args.backend, Backend)
     nodes = whole_number("--nodes", args.nodes) or 1
     return LaunchSpec(
         plan=plan_from(args) if plan_given or not command else None,
         command=command,
-        data=args.data,
+        data=args.data or (recipe.data if recipe else None),
         steps=whole_number("--steps", args.steps),
+        save_steps=whole_number("--save-steps", args.save_steps) or 0,
+        resume=_checkpoint(args.resume),
+        env=_switched(args),
         out=Path(args.out) if args.out is not None else None,
         device=choice("--device", args.device, Device),
         backend=backend,
@@ -110,19 +124,48 @@ def spec_from(args: argparse.Namespace) -> LaunchSpec:
     )
 
 
-def start(spec: LaunchSpec) -> RunDir:
-    """Start the run on its backend. Raises LaunchError and RunError."""
-    if spec.backend is Backend.SLURM:
-        from ftdash.engine.slurm.submit import submit
+def _restarted(args: argparse.Namespace) -> LaunchSpec:
+    """An ended run's own choices; steps, switches and what names machines may be given anew."""
+    from ftdash.engine.launch.restart import restarted
+    from ftdash.monitor.liveness import FINAL
 
-        return submit(spec)
-    if spec.backend is Backend.SSH:
-        from ftdash.engine.ssh.launch import launch as launch_over_ssh
+    run = find_run(args.restart, args.runs)
+    state = reader_for(run).read_whole().state
+    if state not in FINAL:
+        raise UserError(f"--restart {args.restart}: it is {state}; ftdash stop {run.run_id} first")
+    try:
+        spec = restarted(run, steps=whole_number("--steps", args.steps))
+    except LaunchError as error:
+        raise UserError(f"--restart {args.restart}: {error}") from None
+    return replace(
+        spec,
+        env=_switched(args) or spec.env,
+        slurm=slurm_options(args, spec.nodes) if spec.backend is Backend.SLURM else None,
+        hosts=hosts_file(args),
+    )
 
-        return launch_over_ssh(spec)
-    from ftdash.engine.launch.local import launch
 
-    return launch(spec)
+def _checkpoint(text: str | None) -> Path | None:
+    from ftdash.engine.launch.resume import is_whole
+
+    if text is None:
+        return None
+    path = Path(text)
+    if not path.is_dir():
+        raise UserError(f"--resume {text}: no such folder")
+    if not is_whole(path):
+        raise UserError(f"--resume {text}: no whole checkpoint; see ftdash checkpoint ls")
+    return path
+
+
+def _switched(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    from ftdash.engine.configs import ConfigError
+    from ftdash.engine.configs.debug_switches import variables
+
+    try:
+        return variables(args.debug_switches.split(",") if args.debug_switches else [])
+    except ConfigError as error:
+        raise UserError(str(error)) from None
 
 
 def whole_number(flag: str, text: str | None) -> int | None:

@@ -9,7 +9,7 @@ import argparse
 import math
 from dataclasses import replace
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +31,9 @@ from ftdash.engine.plan import (
 )
 from ftdash.tui.cli import UserError
 
+if TYPE_CHECKING:
+    from ftdash.engine.recipes import Recipe
+
 COUNTS = {
     "gpus": "world size over all nodes (default 1)",
     "gpus-per-node": "GPUs of one node (default 8)",
@@ -51,6 +54,7 @@ LARGEST_NODES = 100_000
 ADAPTER_FLAGS = (
     "lora-rank",
     "lora-targets",
+    "lora-dropout",
     "dora",
     "modules-to-save",
     "adapter-dtype",
@@ -83,6 +87,9 @@ SWITCHES = {
     "activation-offload": "move saved activations to the host",
     "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
     "loading)",
+    "untied-head": "the framework gives a tied head weights of its own (LitGPT)",
+    "whole-graph": "the step is one traced graph on one stream (SimpleFSDP, torchtitan's graph_trainer)",
+    "wrap-embeddings": "embedding and head are FSDP units of their own (torchtitan, torchtune)",
 }
 NAMES = {
     "lora-targets": "all-linear, attention, attention+mlp, or module names",
@@ -98,11 +105,16 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
     group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
     group.add_argument(
+        "--pcie", metavar="GENxLANES", help="this machine's slots, such as 3x8 (default: the card's)"
+    )
+    group.add_argument("--lora-dropout", metavar="SHARE", help="dropout before the adapters (default 0)")
+    group.add_argument(
         "--from",
         dest="from_file",
         metavar="FILE",
-        help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON or Axolotl YAML",
+        help="a saved plan, run.json, accelerate YAML, DeepSpeed JSON, Axolotl YAML or torchtitan TOML",
     )
+    group.add_argument("--recipe", metavar="NAME", help="a named recipe, or NAME:VARIANT, to start from")
     for name, text in COUNTS.items():
         group.add_argument(f"--{name}", metavar="N", help=text)
     for name, kind in CHOICES.items():
@@ -121,7 +133,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
     What was assumed of a `--from` file is left in `args.notes`, told once the command has its result.
     Raises UserError with one line naming the flag and the valid values.
     """
-    fields, notes = _saved(args.from_file) if args.from_file is not None else ({}, [])
+    fields, notes = _start(args)
     named = [flag for flag in ("model", "config", "params") if getattr(args, flag) is not None]
     if len(named) > 1:
         raise UserError(
@@ -129,11 +141,13 @@ def plan_from(args: argparse.Namespace) -> Plan:
         )
     if named:
         fields = {k: v for k, v in fields.items() if k not in ("model", "config", "params")}
-    for flag in ("model", "config", "gpu"):
+    for flag in ("model", "config", "gpu", "pcie"):
         if getattr(args, flag) is not None:
             fields[flag] = getattr(args, flag)
     if args.params is not None:
         fields["params"] = _parameters(args.params)
+    if args.lora_dropout is not None:
+        fields["lora_dropout"] = _share("lora-dropout", args.lora_dropout)
     if not any(fields.get(key) is not None for key in ("model", "config", "params")):
         raise UserError("name the model: --model PRESET, --config FILE or --params N")
 
@@ -190,7 +204,29 @@ def _check_adapter_flags(args: argparse.Namespace, plan: Plan) -> None:
 
 
 def strategy_was_given(args: argparse.Namespace) -> bool:
-    return args.strategy is not None or args.from_file is not None
+    return any(value is not None for value in (args.strategy, args.from_file, args.recipe))
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe | None:
+    """The recipe that --recipe names. Raises UserError."""
+    from ftdash.engine.recipes import RecipeError, load_recipe
+
+    if args.recipe is None:
+        return None
+    if args.from_file is not None:
+        raise UserError("--recipe and --from both start a plan: give one of them")
+    try:
+        return load_recipe(args.recipe)
+    except RecipeError as error:
+        raise UserError(str(error)) from None
+
+
+def _start(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """The fields that a file or a recipe sets before any flag does, and what was assumed of the file."""
+    recipe = recipe_of(args)
+    if recipe is not None:
+        return recipe.plan.to_dict(), []
+    return _saved(args.from_file) if args.from_file is not None else ({}, [])
 
 
 def _field(name: str) -> str:
@@ -246,6 +282,16 @@ def _count(name: str, text: str, limit: int) -> int:
         raise UserError("--replicate -1: must be at least 1 (only the shard degree is filled in)")
     if not 1 <= value <= limit:
         raise UserError(f"--{name} {text}: must be a whole number from 1 to {limit}")
+    return value
+
+
+def _share(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise UserError(f"--{name} {text}: must be a number from 0 to below 1")
     return value
 
 

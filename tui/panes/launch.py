@@ -16,13 +16,14 @@ from textual.timer import Timer
 from textual.widget import Widget
 from textual.widgets import Static
 
-from ftdash.engine.check.findings import Severity
+from ftdash.engine.check.findings import Finding, Severity
 from ftdash.engine.configs import TrainArgs
 from ftdash.engine.launch.demo import demo_spec
-from ftdash.engine.launch.spec import Backend, Device
+from ftdash.engine.launch.spec import Backend, LaunchError
 from ftdash.engine.model.load import ModelError, resolve
 from ftdash.engine.plan import Plan, PlanError
-from ftdash.monitor.rundir import RunDir
+from ftdash.engine.recipes import RecipeError
+from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import launching, theme
@@ -30,13 +31,20 @@ from ftdash.tui.launching import Checked, Differed, Launched, Stopped, Wanted
 from ftdash.tui.messages import Changed, RunChosen
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.panes.config import config_text
-from ftdash.tui.panes.launch_inputs import backend_controls, diff_text, job_text, switches_text, with_value
+from ftdash.tui.panes.launch_inputs import (
+    NO_RECIPE,
+    backend_controls,
+    diff_text,
+    job_text,
+    run_controls,
+    show_values,
+    switches_text,
+    with_value,
+)
 from ftdash.tui.widgets.check_list import CheckList
-from ftdash.tui.widgets.choice import Choice
+from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.launch_summary import NextAction, PlanSummary
 from ftdash.tui.widgets.log_view import LogView
-from ftdash.tui.widgets.slider import Slider, geometric
-from ftdash.tui.widgets.text_field import TextField
 
 CHECK_AFTER_S = 0.4
 NEW_LOGS_AFTER_S = 5.0
@@ -47,17 +55,24 @@ class LaunchPane(Pane):
     TITLE = "Launch"
     HELP = (
         "s starts the run, r rehearses it first: a small model, the same mesh, on this CPU.\n"
-        "k stops the run that is watched (it asks for the word stop first), c shows command and files,\n"
-        "v what differs from the last run of this name, w the debug switches, Q the queue of Slurm,\n"
-        "o takes a launcher command of your own instead of the plan.\n"
+        "f makes the first fix that the checks offer, enter on a finding makes that one.\n"
+        "k stops the run that is watched (it asks for the word stop first); x goes on with it once it has\n"
+        "ended: its plan, data and last whole checkpoint stand here again, and s starts it.\n"
+        "c shows command and files, v what differs from the last run of this name, w the debug switches,\n"
+        "o takes a launcher command of your own instead of the plan, Q the queue of Slurm.\n"
         "The log follows the watched run; R chooses another one. Runs outlive this screen."
     )
-    HINTS = "s start  r rehearse  k stop  c config  v diff  w switches  o own command  Q queue  R runs"
+    HINTS = (
+        "s start  r rehearse  f fix  k stop  x go on  c config  v diff  w switches  o own command  Q queue  "
+        "R runs"
+    )
 
     BINDINGS: ClassVar = [
         Binding("s", "start", "Start", show=False),
         Binding("k", "stop", "Stop", show=False),
         Binding("c", "config", "Config", show=False),
+        Binding("f", "fix", "Make the first fix", show=False),
+        Binding("x", "go_on", "Go on with the ended run", show=False),
         Binding("o", "own", "Own command", show=False),
         Binding("r", "rehearse", "Rehearse on this CPU", show=False),
         Binding("v", "differ", "Diff against the last run", show=False),
@@ -83,14 +98,7 @@ class LaunchPane(Pane):
                 what.border_title = "What will happen"
                 yield PlanSummary()
                 yield NextAction()
-                yield TextField("data", "Data", empty="the small chat set that ships")
-                yield Slider(
-                    "steps", "Steps", geometric(10, 100_000, 8), self.wanted.steps, fmt=fmt.number, log=True
-                )
-                yield TextField("out", "Output", empty="below the run directory")
-                devices = [(kind.value, kind.value) for kind in Device]
-                yield Choice("device", "Device", devices, self.wanted.device)
-                yield TextField("name", "Name", self.wanted.name, empty="from the model")
+                yield from run_controls(self.wanted)
                 yield from backend_controls(self.wanted)
             yield CheckList(id="checks")
         with Container(id="launch-right"):
@@ -111,20 +119,36 @@ class LaunchPane(Pane):
 
     def take_plan(self, plan: Plan) -> None:
         """The Plan pane hands over; what was typed here stays."""
+        self._take(launching.of_plan(self.wanted, plan))
+
+    def _take(self, wanted: Wanted) -> None:
+        """Other inputs than a person typed: every control shows its own."""
         self._refused = ""
-        self.wanted = replace(self.wanted, plan=plan, command="", device="auto", name="")
-        self.query_one("#in-device", Choice).set_value("auto", tell=False)
-        self.query_one("#in-name", TextField).set_value("", tell=False)
+        self.wanted = wanted
+        show_values(self, wanted)
+        self._show_backend()
         self._changed()
 
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:
         event.stop()
+        if event.name == "recipe":
+            self._choose_recipe(str(event.value))
+            return
         self._refused = ""
         self.wanted = with_value(self.wanted, event.name, event.value)
         if event.name == "backend":
             self._show_backend()
         self._changed()
+
+    def _choose_recipe(self, name: str) -> None:
+        if name == NO_RECIPE:
+            self._take(replace(self.wanted, recipe=""))
+            return
+        try:
+            self._take(launching.of_recipe(self.wanted, name))
+        except RecipeError as error:
+            self.cockpit.notice(str(error), severity="error")
 
     def _show_backend(self) -> None:
         for backend in Backend:
@@ -166,6 +190,8 @@ class LaunchPane(Pane):
             output_dir=self.wanted.out or "RUN/out",
             data=self.wanted.data or None,
             steps=self.wanted.steps,
+            save_steps=self.wanted.save_steps,
+            resume=self.wanted.resume or None,
             device=self.wanted.device,
         )
         try:
@@ -177,20 +203,24 @@ class LaunchPane(Pane):
     def _checked(self, event: Checked) -> None:
         self.query_one(CheckList).show(event.findings, event.trouble)
         errors = [finding for finding in event.findings if finding.severity is Severity.ERROR]
-        self._show_action(trouble=event.trouble or (errors[0].text if errors else ""))
+        mend = next((finding.fix for finding in errors if finding.change), "")
+        self._show_action(event.trouble or (errors[0].text if errors else ""), mend)
 
-    def _show_action(self, trouble: str = "") -> None:
+    def _show_action(self, trouble: str = "", mend: str = "") -> None:
         action = self.query_one(NextAction)
         if self._starting:
             action.show("starting…", loud=True)
         elif self._refused:
             action.show(f"refused: {fmt.clean(self._refused)}", loud=True)
+        elif mend:
+            action.show(f"cannot start yet: f sets {fmt.clean(mend)}", loud=True)
         elif trouble:
             action.show(f"look at the checks first: {fmt.clean(trouble)}", loud=True)
         else:
             ranks = "this command" if self.wanted.command else fmt.plural(self.wanted.plan.gpus, "rank")
             verb = {"slurm": "submit to Slurm:", "ssh": "start over ssh:"}.get(self.wanted.backend, "start")
-            action.show(f"{verb} {ranks}, {self.wanted.steps:,} steps")
+            source = f" from {Path(self.wanted.resume).name}" if self.wanted.resume else ""
+            action.show(f"{verb} {ranks}, {self.wanted.steps:,} steps{fmt.clean(source)}")
 
     # Acting
 
@@ -205,6 +235,44 @@ class LaunchPane(Pane):
             self.cockpit.notice("only a plan can be rehearsed, not a command", severity="warning")
             return
         self.app.push_screen(RehearsalScreen(self.wanted.plan))
+
+    def action_fix(self) -> None:
+        found = self.query_one(CheckList).fixable()
+        if found is None:
+            self.cockpit.notice("no fix that could be made for you")
+            return
+        self._mend(found)
+
+    @on(Grid.Selected, "#checks")
+    def _fix_selected(self, event: Grid.Selected) -> None:
+        event.stop()
+        finding: Finding = event.item[0]
+        if finding.change:
+            self._mend(finding)
+        else:
+            self.cockpit.notice("this one is yours: nothing here can be changed for it")
+
+    def _mend(self, finding: Finding) -> None:
+        self._take(self.wanted.changed(finding.change))
+        self.cockpit.notice(f"set: {finding.fix}")
+
+    def action_go_on(self) -> None:
+        """The watched run's inputs, with its last whole checkpoint; starting stays a second key."""
+        feed = self.cockpit.feed
+        if feed is None or self.run_state is None:
+            self.cockpit.notice("no run is watched; R chooses one")
+            return
+        if self.run_state.state in LIVE:
+            self.cockpit.notice(f"{feed.run.run_id} still runs; k stops it")
+            return
+        try:
+            self._take(launching.of_ended(self.wanted, feed.run))
+        except (LaunchError, RunError) as error:
+            self.cockpit.notice(str(error), severity="warning")
+            return
+        if not self.wanted.resume:
+            self.cockpit.notice("it left no whole checkpoint: it would start from the first step")
+        self.query_one(NextAction).focus()
 
     def action_differ(self) -> None:
         self._diff_shown = not self._diff_shown

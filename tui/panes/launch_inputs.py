@@ -11,15 +11,18 @@ from typing import Any
 from rich.text import Text
 from textual.widget import Widget
 
-from ftdash.engine.launch.spec import Backend, LaunchError
+from ftdash.engine.launch.spec import Backend, Device, LaunchError
+from ftdash.engine.recipes import load_recipe, recipe_names
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.launching import Differed, SlurmFields, Wanted
-from ftdash.tui.widgets.choice import Choice
+from ftdash.tui.widgets.choice import Choice, Picker
 from ftdash.tui.widgets.slider import Slider, geometric
 from ftdash.tui.widgets.text_field import TextField
 
 SLURM_FIELDS = tuple(field.name for field in fields(SlurmFields))
+NO_RECIPE = "none: the plan"
+WHOLE = ("steps", "nodes", "save_steps")
 LABELS = {"cpus_per_task": "CPUs a node", "qos": "QOS"}
 EXAMPLES = {
     "time": "the partition's limit, or 8:00:00, 1-12",
@@ -29,6 +32,44 @@ EXAMPLES = {
     "modules": "none, or cuda/12.8 …",
     "directives": "none, or --switches=1 …",
 }
+
+
+def run_controls(wanted: Wanted) -> Iterator[Widget]:
+    """What every run has, whatever carries it."""
+    yield Picker("recipe", "Recipe", recipe_options(), wanted.recipe or NO_RECIPE)
+    yield TextField("data", "Data", wanted.data, empty="the small chat set that ships")
+    steps = geometric(10, 100_000, 8)
+    yield Slider("steps", "Steps", steps, wanted.steps, fmt=fmt.number, log=True)
+    yield Slider("save_steps", "Save every", (0.0, *steps), wanted.save_steps, fmt=_saves)
+    yield TextField("resume", "Go on from", wanted.resume, empty="the first step, or a checkpoint folder")
+    yield TextField("out", "Output", wanted.out, empty="below the run directory")
+    yield Choice("device", "Device", [(kind.value, kind.value) for kind in Device], wanted.device)
+    yield TextField("name", "Name", wanted.name, empty="from the model")
+
+
+def recipe_options() -> tuple[str, ...]:
+    """No recipe, then every recipe, each followed by its variants."""
+    options = [NO_RECIPE]
+    for name in recipe_names():
+        options += [name, *(f"{name}:{variant}" for variant, _ in load_recipe(name).variants)]
+    return tuple(options)
+
+
+def _saves(steps: float) -> str:
+    return fmt.number(steps) if steps else "never"
+
+
+def show_values(pane: Widget, wanted: Wanted) -> None:
+    """Every control gets the value that `wanted` has for it, and tells nobody."""
+    for control in pane.query(".control").results():
+        name = control.name or ""
+        if isinstance(control, Slider):
+            control.set_value(float(getattr(wanted, name)), tell=False)
+        elif isinstance(control, Picker):
+            control.set_value(wanted.recipe or NO_RECIPE, tell=False)
+        elif isinstance(control, Choice | TextField):
+            source = wanted.slurm if name in SLURM_FIELDS else wanted
+            control.set_value(getattr(source, name), tell=False)
 
 
 def backend_controls(wanted: Wanted) -> Iterator[Widget]:
@@ -56,7 +97,7 @@ def with_value(wanted: Wanted, name: str, value: float | str) -> Wanted:
     if name in SLURM_FIELDS:
         typed: dict[str, Any] = {name: str(value)}
         return replace(wanted, slurm=replace(wanted.slurm, **typed))
-    changed: dict[str, Any] = {name: int(value) if name in ("steps", "nodes") else str(value)}
+    changed: dict[str, Any] = {name: int(value) if name in WHOLE else str(value)}
     return replace(wanted, **changed)
 
 

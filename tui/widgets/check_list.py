@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Hashable, Sequence
 
 from rich.style import Style
@@ -18,19 +19,30 @@ LOOK: dict[Severity, tuple[str, Style]] = {
     Severity.NOTE: (theme.GLYPHS.dot, theme.DIM),
 }
 
-CheckRow = tuple[Finding, bool]  # the finding, and whether this line shows its fix
+CheckRow = tuple[Finding, int, str, bool]  # the finding, its line's number, the text there, whether a fix
+
+
+INDENT = 5  # the mark, the arrow, and a cell for the scroll bar
 
 
 class CheckList(Grid):
-    """Two lines a finding: what is wrong, and what to do."""
+    """What is wrong, and below it what to do, each wrapped to the width."""
 
-    HELP = "✗ cannot work, ▲ works and costs, · worth knowing. Below each stands its fix."
-    HINTS = "↑↓ finding"
+    HELP = (
+        "✗ cannot work, ▲ works and costs, · worth knowing. Below each stands its fix.\n"
+        "Where a fix can be made for you it is led by an arrow: enter makes it, f the first of them."
+    )
+    HINTS = "↑↓ finding  enter fix"
     HEADER = False
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self.findings: tuple[Finding, ...] = ()
         self.border_title = "Checks"
+
+    def fixable(self) -> Finding | None:
+        """The worst finding whose fix can be made."""
+        return next((finding for finding in self.findings if finding.change), None)
 
     def show(self, findings: Sequence[Finding], trouble: str = "") -> None:
         """The findings, or why there are none."""
@@ -46,18 +58,33 @@ class CheckList(Grid):
             counts = [fmt.plural(errors, "error"), fmt.plural(warnings, "warning"), fmt.plural(notes, "note")]
             title = f"Checks {mark} {', '.join(counts)}"
         self.border_title = title
-        self.set_items([row for finding in findings for row in ((finding, False), (finding, True))])
+        self.findings = tuple(findings)
+        self._wrap()
+
+    def _wrap(self) -> None:
+        room = max(16, self.size.width - INDENT)
+        rows: list[CheckRow] = []
+        for finding in self.findings:
+            text = [(line, False) for line in textwrap.wrap(fmt.clean(finding.text), room)]
+            text += [(line, True) for line in textwrap.wrap(f"fix: {fmt.clean(finding.fix)}", room)]
+            rows += [(finding, number, line, is_fix) for number, (line, is_fix) in enumerate(text)]
+        self.set_items(rows)
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._wrap()
 
     def columns(self) -> Sequence[Column]:
         return [Column("text", "", 10, grow=True)]
 
     def identity(self, item: CheckRow) -> Hashable:
-        finding, is_fix = item
-        return finding.code, finding.where, is_fix
+        finding, number, _, _ = item
+        return finding.code, finding.where, number
 
     def cells(self, item: CheckRow, columns: Sequence[Column]) -> Line:
-        finding, is_fix = item
+        finding, number, text, is_fix = item
         symbol, style = LOOK[finding.severity]
-        if is_fix:
-            return ((f"    fix: {fmt.clean(finding.fix)}", theme.DIM),)
-        return ((f"{symbol} {fmt.clean(finding.text)}", style),)
+        if not is_fix:
+            return ((f"{' ' if number else symbol}   {text}", style),)
+        mark, look = (theme.GLYPHS.arrow[-1], theme.ACCENT) if finding.change else (" ", theme.DIM)
+        return ((f"  {mark if text.startswith('fix: ') else ' '} {text}", look),)

@@ -1,0 +1,71 @@
+"""A run that has ended, as a launch that goes on from its last whole checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ftdash.engine.checkpoint.recognise import inspect
+from ftdash.engine.configs import TrainArgs
+from ftdash.engine.launch.job import read_job
+from ftdash.engine.launch.resume import CHECKPOINT, is_whole
+from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
+from ftdash.monitor.rundir import RunDir
+
+
+def restarted(run: RunDir, *, steps: int | None = None) -> LaunchSpec:
+    """The same plan, data and output folder; `steps` replaces the number of steps in all.
+
+    Without a whole checkpoint it starts anew. What Slurm and ssh need beside that is not stored: `slurm` and
+    `hosts` are the caller's. Raises LaunchError and RunError.
+    """
+    manifest = run.read_manifest()
+    if manifest.plan is None:
+        raise LaunchError(f"{run.run_id} ran a command of its own: start that command again")
+    job = read_job(run)
+    if job.plan is None or job.train is None:
+        raise LaunchError(f"{run.run_id} has no plan to go on with")
+    output = Path(job.train.output_dir)
+    checkpoint = _last(output)
+    wanted = steps or job.train.steps
+    if checkpoint is not None and _step(checkpoint) >= wanted:
+        raise LaunchError(
+            f"{run.run_id} has made {_step(checkpoint)} of {wanted} steps: ask for more of them to go on"
+        )
+    return LaunchSpec(
+        plan=job.plan,
+        data=job.train.data,
+        steps=wanted,
+        out=output,
+        device=_device(job.train),
+        backend=Backend(manifest.backend or Backend.LOCAL),
+        nodes=job.nodes,
+        name=manifest.name,
+        runs=run.path.parent,
+        train_args=job.train.extra,
+        save_steps=job.train.save_steps,
+        resume=checkpoint,
+        env=tuple(job.env.items()),
+    )
+
+
+def _last(output: Path) -> Path | None:
+    """The newest checkpoint whose save came to its end and whose files are all there and readable."""
+    try:
+        folders = [path for path in output.iterdir() if re.match(CHECKPOINT, path.name)]
+    except OSError:
+        return None
+    for path in sorted(folders, key=_step, reverse=True):
+        found = inspect(path)
+        if is_whole(path) and (found is None or found.whole):
+            return path
+    return None
+
+
+def _step(checkpoint: Path) -> int:
+    found = re.match(CHECKPOINT, checkpoint.name)
+    return int(found[1]) if found else 0
+
+
+def _device(train: TrainArgs) -> Device:
+    return Device.CPU if train.device == "cpu" else Device.AUTO
