@@ -4,50 +4,85 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Set as AbstractSet
 
 from ftdash.monitor import control, exits, procs
 from ftdash.monitor.agent.end import KILL_WAIT_S, end_here
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import FINAL
+from ftdash.monitor.reach import ANSWER_S, Reach, unanswered
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import RunDir, RunError
+from ftdash.monitor.rundir import Manifest, RunDir, RunError
 from ftdash.monitor.state import RunPhase
 
 SAVE_WAIT_S = 660.0  # an agent gives a checkpoint ten minutes
 
 
-def stop_run(run: RunDir, *, save: bool = False, grace_s: float = 20.0) -> set[int]:
+def stop_run(
+    run: RunDir, *, save: bool = False, grace_s: float = 20.0, reach: Reach | None = None
+) -> set[int]:
     """End the run and wait until its processes are gone; returns those on this machine that would not go.
 
-    A run that has ended already is left as it is, but for processes that outlived it. Raises RunError when
-    agents of other machines do not answer.
+    A run that has ended already is left as it is, but for processes that outlived it. `reach` ends the run
+    on other machines whose agents do not answer; without it, or where it fails, RunError names them.
     """
     manifest = run.read_manifest()
     host = node_name()
     here = procs.agent_alive(run.path, manifest.agent_pids.get(host, 0))
-    elsewhere = [name for name in manifest.agent_pids if name != host]
+    elsewhere = _hosts_of(run, manifest) - {host}
+    unheard: set[str] = set()
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
-        control.request_stop(run, save=save, grace_s=grace_s)
-        _wait_for_agents(run, grace_s + KILL_WAIT_S + (SAVE_WAIT_S if save else 0.0))
+        request = control.request_stop(run, save=save, grace_s=grace_s)
+        if elsewhere and reach is not None:
+            unheard = unanswered(request, elsewhere, ANSWER_S)
+            if unheard:
+                reach.end(unheard, grace_s=grace_s, save=save)
+        _wait_for_agents(run, unheard, grace_s + KILL_WAIT_S + (SAVE_WAIT_S if save else 0.0))
     left = end_here(run, SAVE_WAIT_S if save else grace_s)
     _wait_for_agent_processes(run)
     manifest = run.read_manifest()
     if RunPhase(manifest.state) not in FINAL:
-        if elsewhere:
-            raise RunError(f"no answer from the agents on {', '.join(elsewhere)}: end the run there")
+        if silent := elsewhere - unheard - _ended_hosts(run):
+            raise RunError(f"no answer from the agents on {', '.join(sorted(silent))}: end the run there")
         _write_end(run)
     return left
 
 
-def _wait_for_agents(run: RunDir, timeout_s: float) -> None:
-    """Until run.json says that the run has ended, or no agent is there to say it."""
+def _hosts_of(run: RunDir, manifest: Manifest) -> set[str]:
+    """The run's machines: the leading agent's, which stands in the manifest, and those that report."""
+    reader = RunReader(run)
+    try:
+        reader.known_exits()
+        return {*manifest.agent_pids, *reader.hosts()}
+    finally:
+        reader.close()
+
+
+def _ended_hosts(run: RunDir) -> set[str]:
+    """The machines whose launcher is known to have ended."""
+    reader = RunReader(run)
+    try:
+        reader.known_exits()
+        return {end.host for end in reader.summary.launcher_exits.values()}
+    finally:
+        reader.close()
+
+
+def _wait_for_agents(run: RunDir, unheard: AbstractSet[str], timeout_s: float) -> None:
+    """Until run.json says that the run has ended, or no agent is there to say it.
+
+    `unheard`: machines whose agents are known to be gone.
+    """
     deadline = time.monotonic() + timeout_s
     host = node_name()
     while time.monotonic() < deadline:
         manifest = run.read_manifest()
         if RunPhase(manifest.state) in FINAL:
             return
-        if set(manifest.agent_pids) == {host} and not procs.agent_alive(run.path, manifest.agent_pids[host]):
+        leading = set(manifest.agent_pids)
+        if leading == {host} and not procs.agent_alive(run.path, manifest.agent_pids[host]):
+            return
+        if leading and leading <= unheard and _hosts_of(run, manifest) <= unheard | _ended_hosts(run):
             return
         time.sleep(0.05)
 

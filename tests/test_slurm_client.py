@@ -154,7 +154,7 @@ def test_the_script_is_clean_and_a_hostile_path_arrives_as_text(name: str, tmp_p
     path.write_text(script)
     checked = subprocess.run(["shellcheck", str(path)], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
-    head = script.split("\nexport FTDASH_RUN_DIR")[0] + '\nprintf %s "$run"\n'
+    head = script.split("\nmodule load")[0] + '\nprintf %s "$run"\n'
     shown = subprocess.run(["bash", "-c", head], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert shown.stdout == str(run)
     assert not (tmp_path / "x").exists()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ftdash.engine.slurm import client
 
@@ -10,11 +10,13 @@ from ftdash.engine.slurm import client
 TRIES = 3
 
 
-def on_nodes(job_id: str, argv: Sequence[str], *, timeout_s: float = 60.0) -> dict[str, list[str]]:
-    """Standard output by node, in lines, of `argv` run once on each node of a running job.
+def on_nodes(
+    job_id: str, argv: Sequence[str], *, nodes: Collection[str] | None = None, timeout_s: float = 60.0
+) -> dict[str, list[str]]:
+    """Standard output by node, in lines, of `argv` run once on each of a running job's nodes.
 
-    A node that gave nothing is asked again. Raises SlurmError when the job does not run, or when a node
-    keeps silent.
+    `nodes` names some of them. A node that gave nothing is asked again. Raises SlurmError when the job does
+    not run, or when a node keeps silent.
     """
     job = client.job(job_id)
     if job is None:
@@ -23,14 +25,14 @@ def on_nodes(job_id: str, argv: Sequence[str], *, timeout_s: float = 60.0) -> di
         raise client.SlurmError(
             f"job {job_id} is {job.state.lower() or 'unknown'}: it has no processes to look at"
         )
-    nodes = client.hostnames(job.nodes)
+    asked = [node for node in client.hostnames(job.nodes) if nodes is None or node in nodes]
     found: dict[str, list[str]] = {}
     for _ in range(TRIES):
-        missing = [node for node in nodes if node not in found]
+        missing = [node for node in asked if node not in found]
         if not missing:
             return found
         found |= _ask(job_id, missing, argv, timeout_s)
-    missing = [node for node in nodes if node not in found]
+    missing = [node for node in asked if node not in found]
     if missing:
         raise client.SlurmError(f"job {job_id}: no answer from {', '.join(missing)}")
     return found

@@ -13,7 +13,6 @@ PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 BODY = """\
 set -uo pipefail
 run={run}
-export FTDASH_RUN_DIR="$run"
 {modules}
 # The limit (or a preemption) is near: ask every node's agent to save and stop. A file reaches ranks that a
 # signal does not, since launchers swallow SIGUSR1.

@@ -1,4 +1,5 @@
-"""Runs inside the job's step, once on each node: works out who this node is, then becomes its agent.
+"""Runs inside the job's step, once on each node: works out who this node is, then becomes its agent's
+keeper.
 
     srun … python -m ftdash.engine.slurm.step RUN_DIR
 
@@ -28,7 +29,8 @@ def main(argv: list[str]) -> NoReturn:
         attempt = ".".join(
             os.environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_STEP_ID")
         )
-        start_agent_here(run, node_rank=node_rank, address=client.node_address(first), attempt=attempt)
+        address = client.node_address(first)
+        start_agent_here(run, node_rank=node_rank, address=address, attempt=attempt, kept=True)
     except KeyError as error:
         _refuse(f"{error.args[0]} is not set: this runs inside a Slurm step only")
     except (RunError, client.SlurmError, OSError) as error:

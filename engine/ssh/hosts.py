@@ -14,6 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
+from ftdash.monitor.rundir import RunDir, write_atomic
+
+STORED = "hosts.json"
 HOST = re.compile(r"^[A-Za-z0-9_.@:\[\]-]+$")
 CONNECT_TIMEOUT_S = 10
 
@@ -30,6 +35,11 @@ class Host:
     name: str
     address: str
     slots: int | None = None  # ranks on this host, None: as the plan says
+
+    @property
+    def node(self) -> str:
+        """The name under which the host's agent reports."""
+        return self.name.rpartition("@")[2]
 
 
 def read_hosts(path: Path) -> list[Host]:
@@ -61,6 +71,19 @@ def read_hosts(path: Path) -> list[Host]:
     if not hosts:
         raise HostsError(f"--hosts {path}: no host in it")
     return hosts
+
+
+def store_hosts(run: RunDir, hosts: Sequence[Host]) -> None:
+    """Keep the hosts with the run, in config/hosts.json: the file they came from may change."""
+    write_atomic(run.config / STORED, msgspec.json.encode(hosts))
+
+
+def stored_hosts(run: RunDir) -> list[Host]:
+    """The hosts that the run was started on. Raises HostsError."""
+    try:
+        return msgspec.json.decode((run.config / STORED).read_bytes(), type=list[Host])
+    except (OSError, msgspec.DecodeError) as error:
+        raise HostsError(f"cannot read {run.config / STORED}: {error}") from None
 
 
 def ssh_options() -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from ftdash.engine.launch.job import job_of, spec_plan, write_job
 from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
-from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on
+from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on, store_hosts
 from ftdash.monitor.hostname import NODE_NAME_ENV
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase
@@ -39,6 +39,7 @@ def launch(spec: LaunchSpec) -> RunDir:
         prepared = prepare(spec)
         run = made = prepared.run
         write_job(made, job_of(prepared, spec, len(hosts)))
+        store_hosts(made, hosts)
         _everywhere(hosts, lambda host, rank: _check(host, made))
         attempt = uuid.uuid4().hex
         _everywhere(hosts, lambda host, rank: _start(host, rank, made, hosts[0].address, attempt))
@@ -87,7 +88,7 @@ def _start(host: Host, node_rank: int, run: RunDir, address: str, attempt: str) 
     argv = [sys.executable, "-m", "ftdash.engine.ssh.node", str(run.path), str(node_rank), address, attempt]
     shell = 'cd / && exec setsid "$@" </dev/null >>"$0" 2>&1 &'
     log = RunDir(run.path, node_rank).agent_log
-    environment = {NODE_NAME_ENV: host.name.rpartition("@")[2]}
+    environment = {NODE_NAME_ENV: host.node}
     for name in ("OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "FTDASH_HOME"):
         if name in os.environ:
             environment[name] = os.environ[name]

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from ftdash.monitor import procs
 from ftdash.monitor.rundir import RunDir
 
+SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
 KILL_WAIT_S = 10.0  # a process in uninterruptible sleep cannot be killed: it is named, not waited for
 
 

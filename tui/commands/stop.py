@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 
-from ftdash.engine.launch.spec import Backend
-from ftdash.monitor.rundir import RunDir, RunError, find_run
-from ftdash.monitor.stop import stop_run
+from ftdash.engine.launch.stop import stop
+from ftdash.monitor.rundir import find_run
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.run_json import exit_codes, print_json, read_once
 
@@ -32,10 +30,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--grace {args.grace}: seconds from 0 to 3600")
     found = find_run(args.run, args.runs)
     found.check_owner()
-    if found.read_manifest().backend == Backend.SLURM:
-        left = _stop_under_slurm(found, args.save, grace_s)
-    else:
-        left = stop_run(found, save=args.save, grace_s=grace_s)
+    left = stop(found, save=args.save, grace_s=grace_s)
     state = read_once(found)
     if args.json:
         print_json({"run": state.run, "state": str(state.state), "exit_codes": exit_codes(state)})
@@ -44,18 +39,3 @@ def run(args: argparse.Namespace) -> int:
     if left:
         raise UserError(f"processes that would not end: {', '.join(map(str, sorted(left)))}")
     return 0
-
-
-def _stop_under_slurm(run: RunDir, save: bool, grace_s: float) -> set[int]:
-    """The agents end their ranks; then, or without any, the job itself is taken out of Slurm."""
-    from ftdash.engine.slurm.client import SlurmError
-    from ftdash.engine.slurm.watch import stop_job
-
-    try:
-        if run.read_manifest().agent_pids:
-            with contextlib.suppress(RunError):  # no answer: Slurm ends what the agents did not
-                stop_run(run, save=save, grace_s=grace_s)
-        stop_job(run, grace_s=grace_s)
-    except SlurmError as error:
-        raise UserError(f"Slurm: {error}") from None
-    return set()
