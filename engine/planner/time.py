@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from ftdash.engine import links
 from ftdash.engine.plan import Checkpointing, Method, Offload, PipelineSchedule, Precision
 from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
@@ -147,12 +148,21 @@ def link_kind(flow: Flow) -> str:
 
 def flow_seconds(s: Setting, flow: Flow, micro_steps: int) -> float:
     """Bytes over the link's rate, plus a latency for every call."""
-    kind = link_kind(flow)
-    rate = flow.link.bytes_per_s * LINK_EFFICIENCY[kind]
-    if kind == "pcie" and s.gpu.name.startswith("rtx") and not flow.name.startswith("host"):
-        rate *= NO_PEER_FACTOR
+    rate = flow.link.bytes_per_s * link_efficiency(s, flow)
     calls = flow.messages * (micro_steps if flow.per_micro_step else 1)
     return flow.total(micro_steps) / rate + calls * flow.link.latency_s
+
+
+def link_efficiency(s: Setting, flow: Flow) -> float:
+    """Share of the link's nominal rate that collectives reach: measured by nccl-tests, or else assumed."""
+    kind, to_host = link_kind(flow), flow.name.startswith("host")
+    if not to_host and (found := links.measured(s.gpu.name, kind)) is not None:
+        ranks = s.mesh.ranks_per_node
+        nominal = s.gpu.inter_node_link(ranks) if kind == "network" else s.gpu.intra_node_link(ranks)
+        return found.bytes_per_s / nominal.bytes_per_s
+    if kind == "pcie" and s.gpu.name.startswith("rtx") and not to_host:
+        return LINK_EFFICIENCY[kind] * NO_PEER_FACTOR
+    return LINK_EFFICIENCY[kind]
 
 
 def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:

@@ -1,15 +1,19 @@
-"""`ftdash calibrate`: learn the planner's constants from finished runs."""
+"""`ftdash calibrate`: learn the planner's constants from finished runs, and link rates from nccl-tests."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import msgspec
 
+from ftdash.engine import links
 from ftdash.engine.calibrate import Learned, calibration_path, learn, learned, save
+from ftdash.engine.launch.checks import gpu_count
 from ftdash.monitor.rundir import find_run, list_runs
 from ftdash.monitor.wording import gib
+from ftdash.tui.cli import UserError
 from ftdash.tui.commands.run_json import print_json
 
 
@@ -20,10 +24,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print what would be learned and store nothing"
     )
+    parser.add_argument(
+        "--nccl-tests",
+        nargs="?",
+        const=links.PROGRAM,
+        metavar="PROGRAM",
+        help=f"measure the link between the GPUs of this machine ({links.PROGRAM})",
+    )
+    parser.add_argument(
+        "--nccl-output", metavar="FILE", help=f"what {links.PROGRAM} printed elsewhere, on several nodes too"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU measured, where its product is not known")
     parser.add_argument("--json", action="store_true", help="JSON on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.nccl_tests is not None or args.nccl_output is not None:
+        return _measure_link(args)
     skipped: list[str] = []
     if args.show:
         calibration = learned()
@@ -46,6 +63,27 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(map(_line, calibration.entries)) or "nothing learned yet")
     for line in skipped:
         print(f"left out: {line}")
+    return 0
+
+
+def _measure_link(args: argparse.Namespace) -> int:
+    try:
+        if args.nccl_output is not None:
+            text = Path(args.nccl_output).read_text(errors="replace")
+        else:
+            text = links.run(args.nccl_tests, gpu_count())
+        rate = links.parse(text, args.gpu)
+    except links.LinksError as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise UserError(f"--nccl-output {args.nccl_output}: {error.strerror or error}") from None
+    if not args.dry_run:
+        links.save(rate)
+    if args.json:
+        print_json({"file": str(links.links_path()), "link": msgspec.to_builtins(rate)})
+    else:
+        each = f"{rate.ranks} ranks, {rate.ranks_per_node} a node"
+        print(f"{rate.gpu} {rate.link}: {rate.bytes_per_s / 1e9:.1f} GB/s for one GPU, over {each}")
     return 0
 
 
