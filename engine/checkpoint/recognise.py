@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from ftdash.engine.checkpoint.weights import adapter_problem, weights_problem
+
 
 class CheckpointKind(StrEnum):
     DCP = "dcp"  # torch.distributed.checkpoint shards, as accelerate's FSDP2 saves
@@ -35,6 +37,7 @@ class Checkpoint:
     problem: str = ""  # why it is half written, empty when whole
     adapter: bool = False  # holds adapters only
     model_ranks: int = 1
+    no_optimizer: bool = False  # a trainer's checkpoint of weights alone: going on starts Adam anew
 
     @property
     def whole(self) -> bool:
@@ -79,13 +82,13 @@ def find(root: Path, depth: int = 3) -> list[Checkpoint]:
 
 
 def last_whole(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that can be resumed from."""
+    """The newest checkpoint that can be resumed from; one without its optimizer only when all lack it."""
     whole = [
         checkpoint
         for checkpoint in find(root)
         if checkpoint.whole and checkpoint.step is not None and not checkpoint.path.name.startswith("tmp-")
     ]
-    return max(whole, key=lambda checkpoint: checkpoint.step or 0, default=None)
+    return max(whole, key=lambda found: (not found.no_optimizer, found.step or 0), default=None)
 
 
 def _size(folder: Path) -> int:
@@ -205,6 +208,10 @@ def _dcp(path: Path) -> Checkpoint | None:
             problem = "its shards hold no tensor"
         else:
             problem = ""
+        optimizers = [child for child in sorted(path.glob("optimizer_*")) if child.is_dir()]
+        for optimizer in optimizers:
+            if not (optimizer / ".metadata").is_file():
+                problem = problem or f"{optimizer.name}/.metadata, written last, is missing"
         problem = _unfinished(path) or problem
         return Checkpoint(
             path,
@@ -215,6 +222,8 @@ def _dcp(path: Path) -> Checkpoint | None:
             _step(path),
             problem,
             any("lora_" in name for name in named or ()),
+            no_optimizer=(path / "trainer_state.json").is_file()
+            and not (optimizers or (path / "optimizer.bin").is_file()),
         )
     return None
 
@@ -236,57 +245,33 @@ def _strings(metadata: Path) -> set[str] | None:
 def _adapter(path: Path) -> Checkpoint | None:
     if not (path / "adapter_config.json").is_file():
         return None
-    weights = [
-        file for name in ("adapter_model.safetensors", "adapter_model.bin") if (file := path / name).is_file()
-    ]
-    problem = _unfinished(path) or (
-        "" if weights else "no adapter_model.safetensors beside adapter_config.json"
-    )
-    problem = problem or next((text for file in weights if (text := _broken_safetensors(file))), "")
-    return Checkpoint(path, CheckpointKind.ADAPTER, path, 0, _size(path), _step(path), problem, True)
+    problem = _unfinished(path) or adapter_problem(path)
+    return _trainers_own(path, CheckpointKind.ADAPTER, problem)
 
 
 def _full(path: Path) -> Checkpoint | None:
-    for stem in ("model", "pytorch_model"):
-        for suffix in ("safetensors", "bin"):
-            index = path / f"{stem}.{suffix}.index.json"
-            single = path / f"{stem}.{suffix}"
-            if index.is_file():
-                try:
-                    names = set(json.loads(index.read_text())["weight_map"].values())
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    return Checkpoint(path, CheckpointKind.FULL, path, 0, _size(path), _step(path),
-                                      f"{index.name} is broken")  # fmt: skip
-                missing = sorted(name for name in names if not (path / name).is_file())
-                problem = f"{missing[0]} is missing" if missing else ""
-                files = [path / name for name in sorted(names) if (path / name).is_file()]
-            elif single.is_file():
-                files, problem = [single], ""
-            else:
-                continue
-            problem = problem or next((text for file in files if (text := _broken_safetensors(file))), "")
-            if not problem and not (path / "config.json").is_file():
-                problem = "no config.json: from_pretrained cannot load it"
-            return Checkpoint(
-                path, CheckpointKind.FULL, path, 0, _size(path), _step(path), _unfinished(path) or problem
-            )
-    return None
+    problem = weights_problem(path)
+    if problem is None:
+        return None
+    if not problem and not (path / "config.json").is_file():
+        problem = "no config.json: from_pretrained cannot load it"
+    return _trainers_own(path, CheckpointKind.FULL, _unfinished(path) or problem)
 
 
-def _broken_safetensors(file: Path) -> str:
-    """Why a safetensors file cannot be whole: its header must fit, and its data must reach the end."""
-    if file.suffix != ".safetensors":
-        return "" if file.stat().st_size else f"{file.name} is empty"
-    size = file.stat().st_size
-    with file.open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        if size < 8 or length > size - 8:
-            return f"{file.name} is cut short"
-        try:
-            header = json.loads(handle.read(length))
-        except ValueError:
-            return f"{file.name} has a broken header"
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    if not ends:
-        return f"{file.name} holds no tensor"
-    return f"{file.name} is cut short" if max(ends, default=0) + 8 + length > size else ""
+def _trainers_own(path: Path, kind: CheckpointKind, problem: str) -> Checkpoint:
+    """Weights as from_pretrained reads them; a trainer's own have the optimizer's state beside them."""
+    states = [path / name for name in ("optimizer.pt", "optimizer.bin") if (path / name).is_file()]
+    if not problem:
+        problem = next((f"{file.name} is empty" for file in states if not file.stat().st_size), "")
+    saved_by_trainer = (path / "trainer_state.json").is_file()
+    return Checkpoint(
+        path,
+        kind,
+        path,
+        0,
+        _size(path),
+        _step(path),
+        problem,
+        kind is CheckpointKind.ADAPTER,
+        no_optimizer=saved_by_trainer and not states,
+    )

@@ -78,6 +78,7 @@ def _list(args: argparse.Namespace) -> int:
             "model_ranks": checkpoint.model_ranks,
             "bytes": checkpoint.bytes,
             "whole": checkpoint.whole,
+            "optimizer_missing": checkpoint.no_optimizer,
             "problem": checkpoint.problem,
         }
         for checkpoint in found
@@ -89,7 +90,8 @@ def _list(args: argparse.Namespace) -> int:
         size = f"{checkpoint.bytes / 2**20:.1f} MiB"
         split = f"x{checkpoint.model_ranks}" if checkpoint.model_ranks > 1 else ""
         ranks = f"{row['ranks']}{split} ranks" if row["ranks"] else ""
-        state = "whole" if row["whole"] else f"half written: {row['problem']}"
+        whole = "whole, but without the optimizer's state" if checkpoint.no_optimizer else "whole"
+        state = whole if row["whole"] else f"half written: {row['problem']}"
         sys.stdout.write(f"{row['kind']:<10} {size:>12}  {ranks:<9} {row['path']}  {state}\n")
     if not rows:
         sys.stdout.write(f"no checkpoint below {root}\n")
