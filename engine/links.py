@@ -25,7 +25,7 @@ LEAST_BYTES = 64 << 20  # smaller messages are bound by latency
 ARGUMENTS = ("-b", "64M", "-e", "1G", "-f", "2")
 TIMEOUT_S = 600.0
 
-_DEVICE = re.compile(
+_DEVICE = re.compile(r"Rank\s+\d+ .*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^]]*]\s+(.+)")  # host, product
     r"Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^]]*\]\s+(.+)"
 )
 _PREFIX = re.compile(r"^\[[\d,]+\](?:<\w+>:?)?\s?")  # mpirun's mark of the rank that wrote a line
@@ -84,7 +84,7 @@ def run(program: str, gpus: int) -> str:
     found = shutil.which(program)
     if found is None:
         raise LinksError(
-            f"--nccl-tests {program}: no such program; build NVIDIA/nccl-tests, or name its path"
+            f"--nccl-tests {program}: no such program: build nccl-tests, or name its path"
         )
     if gpus < 2:
         raise LinksError(f"--nccl-tests: {gpus} GPUs here, and a link needs two")
@@ -125,9 +125,7 @@ def parse(text: str, gpu: str | None = None) -> LinkRate:
         elif (rate := _row(line)) is not None:
             rates.append(rate)
     if not rates:
-        raise LinksError(
-            f"no row of {PROGRAM} with {LEAST_BYTES >> 20} MiB or more: run it with -b 64M -e 1G -f 2"
-        )
+        raise LinksError(f"no row of {PROGRAM} with 64 MiB or more: run it with {' '.join(ARGUMENTS)}")
     if not median(rates):
         raise LinksError("the bus bandwidth is 0: one rank measures no link; run it on two GPUs or more")
     if not hosts:
@@ -147,15 +145,13 @@ def _row(line: str) -> float | None:
     # size, count, type, redop, perhaps root; then time, algbw, busbw and #wrong, out of place and in place
     if len(words) < 12 or not words[0].isdigit() or not words[1].isdigit():
         return None
-    if int(words[0]) < LEAST_BYTES:
-        return None
     try:
         rates = float(words[-6]), float(words[-2])
     except ValueError:
         return None
     if wrong := next((word for word in (words[-5], words[-1]) if word not in _CLEAN), None):
         raise LinksError(f"{PROGRAM} found {wrong} wrong values in {words[0]} bytes: the link corrupts data")
-    return max(rates)
+    return max(rates) if int(words[0]) >= LEAST_BYTES else None
 
 
 def _gpu(product: str, name: str | None) -> hardware.Gpu:
