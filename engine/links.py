@@ -25,9 +25,8 @@ LEAST_BYTES = 64 << 20  # smaller messages are bound by latency
 ARGUMENTS = ("-b", "64M", "-e", "1G", "-f", "2")
 TIMEOUT_S = 600.0
 
-_DEVICE = re.compile(r"Rank\s+\d+ .*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^]]*]\s+(.+)")  # host, product
-    r"Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^]]*\]\s+(.+)"
-)
+# Host and product of a rank.
+_DEVICE = re.compile(r"Rank\s+\d+ .*?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^]]*]\s+(.+)")
 _PREFIX = re.compile(r"^\[[\d,]+\](?:<\w+>:?)?\s?")  # mpirun's mark of the rank that wrote a line
 _CLEAN = frozenset(("0", "0e+00", "N/A"))
 
@@ -83,9 +82,7 @@ def run(program: str, gpus: int) -> str:
     """The output of nccl-tests on `gpus` GPUs of this machine. Raises LinksError."""
     found = shutil.which(program)
     if found is None:
-        raise LinksError(
-            f"--nccl-tests {program}: no such program: build nccl-tests, or name its path"
-        )
+        raise LinksError(f"--nccl-tests {program}: no such program: build nccl-tests, or name its path")
     if gpus < 2:
         raise LinksError(f"--nccl-tests: {gpus} GPUs here, and a link needs two")
     try:
