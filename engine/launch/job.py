@@ -22,6 +22,7 @@ from ftdash.engine.launch.resume import last_whole_checkpoint
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Plan
+from ftdash.monitor.agent.launcher import INJECT_ENV
 from ftdash.monitor.rundir import NODES_ENV, RUN_DIR_ENV, RunDir, RunError, write_atomic
 
 MEETING_WAIT_S = 300.0
@@ -102,6 +103,7 @@ def node_start(run: RunDir, *, node_rank: int, address: str, attempt: str) -> No
         NODES_ENV: str(job.nodes),
     }
     if job.plan is None or job.train is None:
+        environment[INJECT_ENV] = "1"
         command = tuple(_filled(word, environment) for word in job.command)
         return NodeStart(command, environment, job.directory)
     generated = _generate(run, job, meeting)

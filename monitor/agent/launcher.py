@@ -6,8 +6,11 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from ftdash.monitor.inject.own import python_path
 from ftdash.monitor.procs import AGENT_ENV, children
 from ftdash.monitor.rundir import RUN_DIR_ENV, RunDir
+
+INJECT_ENV = "FTDASH_INJECT"  # set for scripts that do not report themselves
 
 # The shell waits for the launcher and writes its status: an agent that was killed cannot. It notes signals
 # meant for the launcher without dying of them; unlike `trap ''`, a handler is not inherited by the launcher.
@@ -31,6 +34,8 @@ def start(run: RunDir, command: Sequence[str], env: dict[str, str] | None = None
     environment.setdefault("PET_LOG_DIR", str(run.logs))
     environment.setdefault("PET_TEE", "3")
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    if environment.pop(INJECT_ENV, ""):
+        environment["PYTHONPATH"] = python_path(environment.get("PYTHONPATH", ""))
     with open(run.launcher_log, "ab", buffering=0) as log:
         process = subprocess.Popen(
             ["/bin/sh", "-c", _WAITER, str(run.exit_marker), *command],
