@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from ftdash.tui.cli import UserError
 
 if TYPE_CHECKING:
-    from ftdash.monitor.diagnosis.model import Sample
+    from ftdash.engine.plan import Plan
+    from ftdash.monitor.diagnosis.model import Diagnosis, Sample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--vocab-size", type=int, metavar="N", help="for the tokens behind a failed allocation"
     )
     parser.add_argument("--seq-len", type=int, metavar="N", help="configured tokens per sequence")
+    parser.add_argument("--plan", metavar="FILE", help="the plan of a run that ran out of memory, as JSON")
     parser.add_argument("--quick", action="store_true", help="a verdict within 2 s, not confirmed")
     parser.add_argument("--json", action="store_true", help="machine-readable output")
     parser.add_argument("--markdown", action="store_true", help="a report to paste into an issue")
@@ -45,10 +48,12 @@ def _gather(args: argparse.Namespace) -> list[Sample]:
 
     samples: list[Sample] = []
     if args.run is not None:
+        from ftdash.engine.launch.nodes import reach_of
         from ftdash.monitor.diagnosis.rundata import sample_run
         from ftdash.monitor.rundir import find_run
 
-        samples = sample_run(find_run(args.run, args.runs), quick=args.quick)
+        run = find_run(args.run, args.runs)
+        samples = sample_run(run, quick=args.quick, reach=reach_of(run))
     if args.pid:
         from ftdash.monitor.diagnosis.live import sample_processes
 
@@ -80,12 +85,62 @@ def _gather(args: argparse.Namespace) -> list[Sample]:
     return [*samples[:-1], last]
 
 
+def _plan(args: argparse.Namespace) -> Plan | None:
+    """The plan of --plan, else of the run."""
+    import msgspec
+
+    from ftdash.engine.plan import Plan
+    from ftdash.monitor.rundir import find_run
+
+    if args.plan:
+        try:
+            return Plan.from_dict(msgspec.json.decode(_folder("--plan", args.plan).read_bytes()))
+        except (OSError, msgspec.DecodeError, msgspec.ValidationError, TypeError) as error:
+            raise UserError(f"--plan {args.plan}: no plan: {error}") from None
+    stored = find_run(args.run, args.runs).read_manifest().plan if args.run is not None else None
+    try:
+        return Plan.from_dict(stored) if stored else None
+    except msgspec.ValidationError:
+        return None
+
+
+def _explain_memory(args: argparse.Namespace, samples: Sequence[Sample], diagnosis: Diagnosis) -> Diagnosis:
+    """The diagnosis, with the post-mortem of the memory that ran out: planned anew, where a plan is known."""
+    from ftdash.monitor.diagnosis.kinds import Kind
+    from ftdash.monitor.diagnosis.model import LogKind
+
+    verdict = diagnosis.verdict
+    kinds = {Kind.OUT_OF_MEMORY: LogKind.OOM, Kind.HOST_OUT_OF_MEMORY: LogKind.HOST_OOM}
+    logs = samples[-1].logs if samples else None
+    wanted = kinds.get(Kind(verdict.kind))
+    if wanted is None or logs is None:
+        return diagnosis
+    named = {culprit.rank for culprit in verdict.culprits}
+    findings = [finding for finding in logs.findings if finding.kind is wanted]
+    finding = next((one for one in findings if one.rank in named), next(iter(findings), None))
+    if finding is None:
+        return diagnosis
+    from ftdash.engine.postmortem import lines, next_steps, post_mortem
+    from ftdash.monitor import procs
+    from ftdash.monitor.hostname import node_name
+    from ftdash.monitor.rundir import find_run
+
+    here = args.run is not None and set(find_run(args.run, args.runs).read_manifest().hosts) <= {node_name()}
+    capacity = procs.host_memory()[0] if here else None
+    found = post_mortem(finding, _plan(args), capacity=capacity)
+    explained = replace(
+        verdict, evidence=(*verdict.evidence, *lines(found)), next=(*verdict.next, *next_steps(found))
+    )
+    return replace(diagnosis, verdict=explained)
+
+
 def run(args: argparse.Namespace) -> int:
     if args.run is None and not (args.pid or args.stacks or args.flight or args.logs):
         raise UserError("diagnose needs RUN, --pid P, --stacks DIR, --flight DIR or --logs DIR")
     from ftdash.monitor.diagnosis.weigh import diagnose
 
-    diagnosis = diagnose(_gather(args))
+    samples = _gather(args)
+    diagnosis = _explain_memory(args, samples, diagnose(samples))
     if args.json:
         sys.stdout.write(json.dumps(diagnosis.to_json(), ensure_ascii=False) + "\n")
         return 0
