@@ -16,15 +16,13 @@ class SkewMeter:
 
     def __init__(self) -> None:
         self._offsets: deque[float] = deque(maxlen=WINDOW)
+        self.skew_s = (
+            0.0  # to be added to the other clock's stamps to compare them with ours; 0 within tolerance
+        )
 
     def observe(self, now: float, stamp: float) -> None:
         """`now`: our clock as we first saw a record; `stamp`: the time in it. Both UTC seconds."""
         self._offsets.append(now - stamp)
-
-    @property
-    def skew_s(self) -> float:
-        """What must be added to the other clock's stamps to compare them with ours; 0 within tolerance."""
-        if len(self._offsets) < ENOUGH:
-            return 0.0
-        smallest = min(self._offsets)
-        return smallest if abs(smallest) > TOLERANCE_S else 0.0
+        if len(self._offsets) >= ENOUGH:
+            smallest = min(self._offsets)
+            self.skew_s = smallest if abs(smallest) > TOLERANCE_S else 0.0

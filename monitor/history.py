@@ -18,7 +18,7 @@ from pathlib import Path
 from ftdash.monitor.experts import ExpertHistory
 from ftdash.monitor.records import RankSample, Step, to_float
 from ftdash.monitor.state import RankPhase, RankState, RunState
-from ftdash.monitor.stragglers import StepTimes, StragglerDetector
+from ftdash.monitor.stragglers import StragglerDetector
 
 MEMORY_STEPS = 48
 LOSS_STEPS = 48
@@ -76,6 +76,7 @@ class RunHistory:
         self._rates: deque[float] = deque(maxlen=240)
         self._expert_counts: dict[int, tuple[int, ...]] = {}
         self._looked_at = 0.0
+        self._norm_step = -1
         self._last_rate_step = -1
 
     def add_step(self, rank: int, step: Step) -> None:
@@ -90,13 +91,7 @@ class RunHistory:
         if step.allocated:
             past.on_device = True
             past.memory.append((step.step, step.allocated))
-        self.stragglers.add(
-            rank,
-            step.step,
-            StepTimes(
-                step.data_s, step.forward_s, step.backward_s, step.optimizer_s, step.step_s, step.tokens
-            ),
-        )
+        self.stragglers.add(rank, step.step, step)
 
     def add_sample(self, sample: RankSample) -> None:
         """What an agent saw of a rank's process: on CPU its resident memory is the one to watch."""
@@ -141,23 +136,23 @@ class RunHistory:
         return list(self._rates)
 
     def _note_loss(self, past: RankPast, step: Step) -> None:
-        loss, norm = to_float(step.loss), to_float(step.grad_norm)
+        loss = step.loss if type(step.loss) is float else to_float(step.loss)
         if loss is not None:
             if not math.isfinite(loss):
                 past.loss_nan = _again(past.loss_nan, step)
             past.zero_losses = past.zero_losses + 1 if loss == 0.0 else 0
             past.same_losses = past.same_losses + 1 if loss == past.last_loss else 0
             past.last_loss = loss
+        norm = step.grad_norm if type(step.grad_norm) is float else to_float(step.grad_norm)
         if norm is not None:
             if not math.isfinite(norm):
                 past.grad_nan = _again(past.grad_nan, step)
-            else:
+            elif step.step > self._norm_step:
+                self._norm_step = step.step
                 self._note_norm(step.step, norm)
 
     def _note_norm(self, step: int, norm: float) -> None:
         """Gradient norms are the same on all ranks of a step: the first report of a step counts."""
-        if self.grad_norms and self.grad_norms[-1][0] >= step:
-            return
         if len(self.grad_norms) >= 16:
             before = sorted(value for _, value in self.grad_norms)
             usual = before[len(before) // 2]

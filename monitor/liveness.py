@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+import msgspec
+
 from ftdash.monitor.rundir import Manifest
 from ftdash.monitor.state import RankPhase, RunPhase
 from ftdash.monitor.summary import RankSummary
@@ -24,6 +26,7 @@ AGENT_SILENT_S = 15.0  # an agent writes every second
 
 FINAL = frozenset((RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED))
 _PAUSES = {"start": RankPhase.STARTING, "save": RankPhase.SAVING, "eval": RankPhase.EVALUATING}
+PAUSE_PHASES = frozenset(_PAUSES)  # they have no rhythm of their own
 _PHASES = {
     **_PAUSES,
     "data": RankPhase.DATA,
@@ -32,8 +35,7 @@ _PHASES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
+class Signs(msgspec.Struct, frozen=True, gc=False):
     """A rank's signs of life at one moment. Ages are seconds."""
 
     beat_age_s: float | None  # None: no hook was ever heard
@@ -114,7 +116,8 @@ def run_phase(
         return Outcome(stored, manifest.reason)
     if not agents and manifest.agent_pids and processes == 0:
         return _outcome_without_agent(launcher_code)
-    if not manifest.agent_pids and manifest.backend == "local" and now - manifest.created > START_S:
+    unseen = not agents and not manifest.agent_pids
+    if unseen and manifest.backend == "local" and now - manifest.created > START_S:
         return Outcome(RunPhase.FAILED, "it was prepared, and no agent ever started it")
     living = [signs for signs in ranks if not signs.gone]
     if is_stalled(living):

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import time
+from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
@@ -29,9 +30,11 @@ LARGE_FILE_BYTES = 1 << 20  # a larger file is entered near its end, its history
 POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest waits for the next
 PROCESS_SCAN_S = 2.0
 ALERT_S_PER_RANK = 1 / 256  # alerts are looked for this often, seconds times ranks
-DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files at every poll
+DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files although an agent hands them on
+BEATS_A_POLL = 256  # of more files, the others have their turn in the next polls
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
 RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
+BEAT_FILE = re.compile(r"rank-(\d{1,7})\.beat")
 NODE_FILE = re.compile(r"node-(.+)\.jsonl")
 
 
@@ -64,6 +67,9 @@ class RunReader:
         self._manifest_seen: tuple[int, int, int] | None = None
         self._manifest_notice = ""
         self._files: dict[str, _Followed] = {}
+        self._beat_files: dict[int, str] = {}
+        self._beats: dict[int, Beat] = {}
+        self._beats_after = -1  # the rank whose beat file was read last
         self._folder_seen = 0
         self._folder_looked = 0.0
         self._host = node_name()
@@ -142,7 +148,12 @@ class RunReader:
         self._folder_seen, self._folder_looked = changed, now
         names = os.listdir(self.run.telemetry)
         keep = _raise_descriptor_limit(len(names))
-        for name in names:
+        self._beat_files = {
+            int(match[1]): str(self.run.telemetry / name)
+            for name in names
+            if (match := BEAT_FILE.fullmatch(name))
+        }
+        for name in sorted(names):
             if name in self._files:
                 continue
             tail = Tail(self.run.telemetry / name, keep_open=len(self._files) < keep)
@@ -157,11 +168,14 @@ class RunReader:
             if not known:
                 self._enter(file)
             grew = False
-            while data := file.tail.read():
-                grew = True
-                self._feed(file, data)
-                if time.monotonic() > deadline:
-                    return
+            while True:
+                if data := file.tail.read():
+                    grew = True
+                    self._feed(file, data)
+                    if time.monotonic() > deadline:
+                        return
+                if not file.tail.behind:
+                    break
             if known and grew and (node := self.summary.nodes.get(file.host)):
                 node.skew.observe(time.time(), node.last_t)
         for file in self._files.values():
@@ -229,7 +243,7 @@ class RunReader:
 
     def _state(self, manifest: Manifest, now: float) -> RunState:
         final = RunPhase(manifest.state) in FINAL
-        agents = () if final else self._living_agents(manifest, now)
+        agents: frozenset[str] = frozenset() if final else self._living_agents(manifest, now)
         # Elsewhere nothing can be counted: silence there is no proof of an end.
         if not final and not agents and set(self._agents(manifest)) <= {self._host}:
             self._count_processes()
@@ -258,7 +272,7 @@ class RunReader:
         reported = (entry.node for entry in self.summary.nodes.values())
         return {node.host: node.agent_pid for node in reported if node} | manifest.agent_pids
 
-    def _living_agents(self, manifest: Manifest, now: float) -> tuple[str, ...]:
+    def _living_agents(self, manifest: Manifest, now: float) -> frozenset[str]:
         """Hosts whose agent is alive: looked up by process here, by its last record elsewhere."""
         alive = []
         for host, pid in self._agents(manifest).items():
@@ -267,7 +281,7 @@ class RunReader:
                     alive.append(host)
             elif now - self._heard_t(host) < AGENT_SILENT_S:
                 alive.append(host)
-        return tuple(alive)
+        return frozenset(alive)
 
     def _heard_t(self, host: str) -> float:
         node = self.summary.nodes.get(safe_name(host, 80))
@@ -301,13 +315,21 @@ class RunReader:
     def _read_beats(self, agents: Collection[str]) -> dict[int, Beat]:
         """Beats straight from the files: for few ranks, and where no agent hands them on."""
         few = len(self.summary.ranks) <= DIRECT_BEATS
-        found = {}
-        for rank in self.summary.ranks.values():
-            if few or rank.sample_host not in agents:
-                beat = read_beat(self.run.beat_file(rank.rank))
-                if beat is not None:
-                    found[rank.rank] = beat
-        return found
+        wanted = [
+            rank.rank
+            for rank in self.summary.ranks.values()
+            if (few or rank.sample_host not in agents) and rank.rank in self._beat_files
+        ]
+        due = wanted
+        if len(wanted) > BEATS_A_POLL:
+            wanted.sort()
+            start = bisect_right(wanted, self._beats_after)
+            due = (wanted[start:] + wanted[:start])[:BEATS_A_POLL]
+            self._beats_after = due[-1]
+        for number in due:
+            if (beat := read_beat(self._beat_files[number])) is not None:
+                self._beats[number] = beat
+        return {number: self._beats[number] for number in wanted if number in self._beats}
 
     def _dead_pids(self) -> set[int]:
         """Rank processes of this machine that are no longer there."""

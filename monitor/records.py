@@ -15,8 +15,8 @@ FORMAT_VERSION = 1
 T = TypeVar("T")
 
 
-class Record(msgspec.Struct, omit_defaults=True, tag_field="kind", kw_only=True):
-    """What all records share. `t` is UTC seconds."""
+class Record(msgspec.Struct, omit_defaults=True, tag_field="kind", kw_only=True, gc=False):
+    """What all records share. `t` is UTC seconds. No record can be part of a cycle: none is collected."""
 
     t: float
     v: int = FORMAT_VERSION
@@ -39,6 +39,7 @@ class Meta(Record, tag="meta"):
     variant: str = ""  # full, lora, qlora, moe-lora
     distributed_type: str = ""  # what the library says it runs, not what was asked
     backend: str = ""  # gloo, nccl
+    collective_timeout_s: float = 0.0  # of the default process group, 0 when not known
     wrapped_class: str = ""
     dtensor_params: int = 0  # parameters that are DTensors on this rank
     total_params: int = 0
@@ -86,6 +87,10 @@ class Experts(Record, tag="experts"):
     counts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
+# Codes of the events that an agent writes when its ranks stop moving, and when they move again.
+HANG_CODE, HANG_OVER_CODE = "hang", "hang-over"
+
+
 class Event(Record, tag="event"):
     """Something a person should know. `severity`: note, warning, error."""
 
@@ -95,7 +100,7 @@ class Event(Record, tag="event"):
     rank: int | None = None
 
 
-class GpuProcess(msgspec.Struct, omit_defaults=True, frozen=True):
+class GpuProcess(msgspec.Struct, omit_defaults=True, frozen=True, gc=False):
     """A process that the driver reports on a GPU. `pid` is the driver's view: in a container it may name
     nothing, or somebody else (`visible` is then False), so ranks are never found by it."""
 

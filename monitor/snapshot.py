@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from statistics import median
 
 from ftdash.monitor import liveness
 from ftdash.monitor.beat import Beat
 from ftdash.monitor.liveness import FINAL, Signs
 from ftdash.monitor.nvml.shown import gpu_state
-from ftdash.monitor.records import to_float
+from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, to_float
 from ftdash.monitor.rundir import Manifest, RunDir
-from ftdash.monitor.state import Alert, ExpertLayer, GpuState, RankState, RunPhase, RunState
+from ftdash.monitor.state import Alert, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
 
 GONE_AFTER_S = 5.0  # an agent that is alive and has not listed a rank for so long has seen it go
@@ -31,6 +30,9 @@ class Surroundings:
     dead_pids: Collection[int]  # processes of this machine that are known to be gone
     notices: tuple[str, ...] = ()
     silent: Mapping[str, float] = field(default_factory=dict)  # seconds without a word, by host
+
+
+_HANG_CODES = frozenset({HANG_CODE, HANG_OVER_CODE})
 
 
 def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surroundings) -> RunState:
@@ -72,9 +74,11 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         eta_s=(max_steps - step) * step_s if running and step_s and step and max_steps >= step else None,
         ranks=states,
         gpus=tuple(gpus),
-        experts=_experts(ranks),
+        experts=summary.expert_layers(),
         points=points,
-        alerts=_silent_nodes(around, states) + _own_alerts(outcome, final, around.now, states),
+        alerts=_silent_nodes(around, states)
+        + _own_alerts(outcome, around.now, states, _timeout_left_s(ranks, signs))
+        + _hang_alerts(summary, outcome),
         notices=around.notices + ((outcome.reason,) if outcome.reason and not final else ()),
         batch=_batch(manifest, ranks),
         tokens_per_step=summary.tokens_per_step(),
@@ -85,25 +89,30 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
 def _signs(
     rank: RankSummary, ended: Mapping[int, int], nodes: Mapping[str, NodeSummary], around: Surroundings
 ) -> Signs:
-    sample = rank.sample
-    beat = around.beats.get(rank.rank)
-    if beat is None and sample is not None and sample.beat_t > 0:
-        beat = Beat(sample.beat_t, sample.beat_step, sample.beat_phase)
+    sample, last = rank.sample, rank.last
+    if (beat := around.beats.get(rank.rank)) is not None:
+        beat_t, beat_step, phase = beat
+    elif sample is not None and sample.beat_t > 0:
+        beat_t, beat_step, phase = sample.beat_t, sample.beat_step, sample.beat_phase
+    else:
+        beat_t, beat_step, phase = 0.0, 0, ""
     code = ended.get(rank.rank, rank.exit.code if rank.exit else None)
     pid = sample.pid if sample else rank.meta.pid if rank.meta else 0
     gone = rank.rank in ended or rank.exit is not None or pid in around.dead_pids
-    if not gone and sample is not None and rank.sample_host in around.agents:
-        gone = nodes[rank.sample_host].last_t - sample.t > GONE_AFTER_S
-    last_t = rank.last.t if rank.last else 0.0
-    if beat is not None:
-        last_t = max(last_t, beat.t)
-    if last_t > 0 and (node := nodes.get(rank.sample_host)):
-        last_t += node.skew.skew_s
-    phase = beat.phase if beat else ""
+    node = nodes.get(rank.sample_host)
+    if not gone and sample is not None and node is not None and rank.sample_host in around.agents:
+        gone = node.last_t - sample.t > GONE_AFTER_S
+    step = last.step if last is not None else 0
+    last_t = last.t if last is not None else 0.0
+    if beat_t > last_t:
+        last_t = beat_t
+    age_s = None
+    if last_t > 0:
+        age_s = around.now - last_t - (node.skew.skew_s if node is not None else 0.0)
     return Signs(
-        beat_age_s=max(0.0, around.now - last_t) if last_t > 0 else None,
+        beat_age_s=age_s if age_s is None or age_s > 0 else 0.0,
         phase=phase,
-        step=max(beat.step if beat else 0, rank.last.step if rank.last else 0),
+        step=beat_step if beat_step > step else step,
         process_state=sample.state if sample and not gone else "",
         gone=gone,
         exit_code=code,
@@ -174,23 +183,6 @@ def _gpus(node: NodeSummary) -> list[GpuState]:
     return [gpu_state(gpu, node.host) for _, gpu in sorted(node.gpus.items())]
 
 
-def _experts(ranks: list[RankSummary]) -> tuple[ExpertLayer, ...]:
-    """Per layer, the newest counts of every rank added up."""
-    layers = sorted({layer for rank in ranks for layer in rank.experts})
-    return tuple(
-        ExpertLayer(
-            layer,
-            tuple(
-                map(
-                    sum,
-                    zip_longest(*(r.experts[layer].counts for r in ranks if layer in r.experts), fillvalue=0),
-                )
-            ),
-        )
-        for layer in layers
-    )
-
-
 def _throughput(states: tuple[RankState, ...], phase: RunPhase) -> float | None:
     """Label tokens per second of all ranks over their newest steps; nothing flows in a stalled run."""
     rates = [state.tokens_per_s for state in states if state.tokens_per_s is not None]
@@ -248,13 +240,39 @@ def _silent_nodes(around: Surroundings, states: tuple[RankState, ...]) -> tuple[
     )
 
 
+def _timeout_left_s(ranks: list[RankSummary], signs: Mapping[int, Signs]) -> tuple[float, float] | None:
+    """(seconds left, timeout) of the collective that the first silent rank may wait in, where it is known."""
+    found = []
+    for rank in ranks:
+        limit_s = rank.meta.collective_timeout_s if rank.meta else 0.0
+        age_s = signs[rank.rank].beat_age_s
+        if limit_s > 0 and age_s is not None and not signs[rank.rank].gone:
+            found.append((limit_s - age_s, limit_s))
+    return min(found, default=None)
+
+
+def _hang_alerts(summary: Summary, outcome: liveness.Outcome) -> tuple[Alert, ...]:
+    """What the agents found by themselves when ranks stopped moving, unless they moved again."""
+    if outcome.phase in (RunPhase.FINISHED, RunPhase.STOPPED):
+        return ()
+    latest = next((event for event in reversed(summary.events) if event.code in _HANG_CODES), None)
+    if latest is None or latest.code != HANG_CODE:
+        return ()
+    return (Alert(HANG_CODE, latest.severity, latest.text, (), latest.t),)
+
+
 def _own_alerts(
-    outcome: liveness.Outcome, final: bool, now: float, states: tuple[RankState, ...]
+    outcome: liveness.Outcome,
+    now: float,
+    states: tuple[RankState, ...],
+    left: tuple[float, float] | None,
 ) -> tuple[Alert, ...]:
     """What follows from the run's state alone: it stalled, or it failed."""
     if outcome.phase is RunPhase.STALLED:
         ranks = tuple(state.rank for state in states if state.process_state == "T")
         who = f"; stopped (state T): rank {', '.join(map(str, ranks))}" if ranks else ""
+        if left is not None:
+            who += f"; {max(0.0, left[0]):.0f} s left of the {left[1]:.0f} s that a collective may take"
         return (Alert("stalled", "error", outcome.reason + who, ranks, now),)
     if outcome.phase is RunPhase.FAILED and outcome.reason:
         return (Alert("failed", "error", outcome.reason, (), now),)

@@ -2,12 +2,17 @@
 
 `RunReader.poll()` (ftdash.monitor.reader) builds a `RunState` from the run directory; widgets, `status`
 and `watch` only show it. Bytes are bytes, ages and times are seconds, `None` means not known.
+
+Ranks, GPUs and points are msgspec structs: a poll makes thousands of them, and a frozen dataclass of thirty
+fields costs seven times as much to make.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+import msgspec
 
 from ftdash.monitor.rundir import Manifest
 
@@ -38,8 +43,7 @@ class RankPhase(StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuState:
+class GpuState(msgspec.Struct, frozen=True, gc=False):
     index: int
     uuid: str = ""
     name: str = ""
@@ -70,8 +74,7 @@ class GpuState:
     unavailable: tuple[str, ...] = ()  # "power: not supported", "processes: no permission"
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
+class RankState(msgspec.Struct, frozen=True, gc=False):
     rank: int
     host: str = ""
     pid: int = 0
@@ -127,8 +130,7 @@ class Alert:
     t: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(msgspec.Struct, frozen=True, gc=False):
     """One step of the whole run: mean loss over ranks, summed tokens/s, largest memory."""
 
     step: int

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ftdash.monitor.state import RankState
 
@@ -31,6 +31,23 @@ MATERIAL = 0.02  # of the step's time: a phase may be twice as slow and still co
 KEPT_STEPS = 64
 MANY_RANKS = 64
 PENDING_STEPS = KEPT_STEPS  # steps that some ranks have not yet reported
+
+
+class Timed(Protocol):
+    """The parts of one step of one rank, as a step record has them."""
+
+    @property
+    def data_s(self) -> float: ...
+    @property
+    def forward_s(self) -> float: ...
+    @property
+    def backward_s(self) -> float: ...
+    @property
+    def optimizer_s(self) -> float: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def tokens(self) -> int: ...
 
 
 class StepTimes(NamedTuple):
@@ -59,14 +76,43 @@ class Straggler:
     or_earlier: bool = False  # slow from the first step that was compared
 
 
+class _Row:
+    """One phase of one step, all ranks: time spent in it, and when it ended since the step began."""
+
+    __slots__ = ("_usual_ends", "ended", "ratios", "spent", "usual")
+
+    def __init__(self, spent: Sequence[float], ended: Sequence[float], small: float) -> None:
+        self.spent = spent
+        self.ended = ended
+        self.usual = _medians_of_others(spent)
+        self.ratios = [
+            math.log((own + small) / (usual + small)) for own, usual in zip(spent, self.usual, strict=True)
+        ]
+        self._usual_ends: list[float] = []
+
+    def excess(self, i: int) -> float:
+        """Seconds that rank number `i` spent beyond its peers' median."""
+        return self.spent[i] - self.usual[i]
+
+    def late(self, i: int) -> float:
+        """Seconds by which it came out of the phase after them. Asked of few ranks, in few steps."""
+        if not self._usual_ends:
+            self._usual_ends = _medians_of_others(self.ended)
+        return self.ended[i] - self._usual_ends[i]
+
+
 class _Phase:
-    """One phase over the newest steps: log ratios, lateness and excess by rank."""
+    """One phase over the newest steps."""
 
     def __init__(self) -> None:
-        self.ratios: deque[list[float]] = deque(maxlen=KEPT_STEPS)
-        self.excess: deque[list[float]] = deque(maxlen=KEPT_STEPS)
-        self.late: deque[list[float]] = deque(maxlen=KEPT_STEPS)
+        self.rows: deque[_Row] = deque(maxlen=KEPT_STEPS)
         self.moved: deque[float] = deque(maxlen=KEPT_STEPS)  # median move since the step before
+
+    def add(self, row: _Row) -> None:
+        if self.rows:
+            moves = map(operator.sub, row.ratios, self.rows[-1].ratios)
+            self.moved.append(median(map(abs, moves)))
+        self.rows.append(row)
 
     def noise(self) -> float:
         """Standard deviation of a log ratio, from moves between successive steps (1.4826 MAD over √2)."""
@@ -74,9 +120,14 @@ class _Phase:
             return NOISE_FLOOR
         return max(NOISE_FLOOR, 1.4826 * median(self.moved) / math.sqrt(2))
 
+    def newest_sums(self) -> list[float]:
+        """Of each rank, its log ratios over the newest four steps added up."""
+        newest = [row.ratios for row in list(self.rows)[-4:]]
+        return list(map(sum, zip(*newest, strict=True)))
+
     def clear(self) -> None:
-        for series in (self.ratios, self.excess, self.late, self.moved):
-            series.clear()
+        self.rows.clear()
+        self.moved.clear()
 
 
 class StragglerDetector:
@@ -88,7 +139,7 @@ class StragglerDetector:
 
     def __init__(self) -> None:
         self._ranks: tuple[int, ...] = ()
-        self._pending: dict[int, dict[int, StepTimes]] = {}
+        self._pending: dict[int, dict[int, Timed]] = {}
         self._phases = {phase: _Phase() for phase in PHASES}
         self._steps: deque[int] = deque(maxlen=KEPT_STEPS)
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
@@ -121,19 +172,24 @@ class StragglerDetector:
         self._found = ()
         self._judge_ready()
 
-    def add(self, rank: int, step: int, times: StepTimes) -> None:
+    def add(self, rank: int, step: int, times: Timed) -> None:
         """One step of one rank. Repeated and older steps are ignored."""
         if step <= self._judged_step:
             return
-        self._pending.setdefault(step, {})[rank] = times
-        self._judge_ready()
+        reports = self._pending.get(step)
+        if reports is None:
+            reports = self._pending[step] = {}
+        reports[rank] = times
+        if len(reports) >= len(self._ranks) or len(self._pending) > PENDING_STEPS:
+            self._judge_ready()
 
     def tokens_per_step(self, window: int = WINDOWS[1]) -> dict[int, float]:
         """Mean label tokens a step by rank over the newest steps; empty before there are eight of them."""
         newest = list(self._tokens)[-window:]
         if len(newest) < WINDOWS[0]:
             return {}
-        return {rank: sum(row[i] for row in newest) / len(newest) for i, rank in enumerate(self._ranks)}
+        sums = map(sum, zip(*newest, strict=True))
+        return {rank: tokens / len(newest) for rank, tokens in zip(self._ranks, sums, strict=True)}
 
     def _judge_ready(self) -> None:
         if not self._ranks:
@@ -149,41 +205,43 @@ class StragglerDetector:
                 break
             del self._pending[step]
 
-    def _judge(self, step: int, times: list[StepTimes]) -> None:
+    def _judge(self, step: int, times: list[Timed]) -> None:
         self._judged_step = step
         if len(times) < 2:
             return
-        columns = list(zip(*times, strict=True))  # one tuple a field, in the order of StepTimes
-        step_s = median(columns[len(PHASES)])
+        step_s = median([entry.step_s for entry in times])
         if step_s <= 0:
             return
         if not self._steps:
             self._first_step = step
         self._steps.append(step)
         self._step_s.append(step_s)
-        self._tokens.append(columns[len(PHASES) + 1])
+        self._tokens.append([entry.tokens for entry in times])
         small = 0.005 * step_s  # added to both sides: a phase that takes nothing has no ratio
-        ended = [0.0] * len(times)
-        for phase, spent in zip(self._phases.values(), columns, strict=False):
+        ended: Sequence[float] = [0.0] * len(times)
+        columns = (
+            [entry.data_s for entry in times],
+            [entry.forward_s for entry in times],
+            [entry.backward_s for entry in times],
+            [entry.optimizer_s for entry in times],
+        )
+        for phase, spent in zip(self._phases.values(), columns, strict=True):
             ended = list(map(operator.add, ended, spent))
-            usual, usual_end = _medians_of_others(spent), _medians_of_others(ended)
-            ratios = [math.log((a + small) / (b + small)) for a, b in zip(spent, usual, strict=True)]
-            if phase.ratios:
-                before = phase.ratios[-1]
-                phase.moved.append(median(abs(a - b) for a, b in zip(ratios, before, strict=True)))
-            phase.ratios.append(ratios)
-            phase.excess.append(list(map(operator.sub, spent, usual)))
-            phase.late.append(list(map(operator.sub, ended, usual_end)))
+            phase.add(_Row(spent, ended, small))
         self._found = tuple(self._stragglers(step))
 
     def _stragglers(self, step: int) -> Iterable[Straggler]:
         slow: dict[int, Straggler] = {}
         for name, phase in self._phases.items():
             noise = phase.noise()
+            sums = phase.newest_sums()
             for window in WINDOWS:
-                if len(phase.ratios) < window:
+                if len(phase.rows) < window:
                     continue
-                for straggler in self._over(name, phase, noise, window, step):
+                needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
+                # Saves the rest for the many ranks that are not slow at all.
+                suspects = [i for i, newest in enumerate(sums) if newest >= needed * 4 / 3]
+                for straggler in self._over(name, phase, suspects, needed, window, step):
                     known = slow.get(straggler.rank)
                     if known is None or straggler.excess_s > known.excess_s:
                         slow[straggler.rank] = straggler
@@ -191,20 +249,22 @@ class StragglerDetector:
             del self._since[key], self._seen[key]
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
 
-    def _over(self, name: str, phase: _Phase, noise: float, window: int, step: int) -> Iterable[Straggler]:
-        """Ranks that are slow over the window: by the median, and in nearly every step of it."""
-        needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
-        rows = list(phase.ratios)[-window:]
+    def _over(
+        self, name: str, phase: _Phase, suspects: Sequence[int], needed: float, window: int, step: int
+    ) -> Iterable[Straggler]:
+        """Suspects that are slow over the window: by the median, and in nearly every step of it."""
+        if not suspects:
+            return
+        rows = list(phase.rows)[-window:]
         step_s = median(list(self._step_s)[-window:])
-        for i, rank in enumerate(self._ranks):
-            if sum(row[i] for row in rows[-4:]) < needed * 4 / 3:
-                continue  # saves the rest for the many ranks that are not slow at all
-            over = [row[i] for row in rows]
+        for i in suspects:
+            rank = self._ranks[i]
+            over = [row.ratios[i] for row in rows]
             if median(over) < needed or sum(ratio > needed / 3 for ratio in over) < 0.85 * window:
                 continue
             began = next(k for k, ratio in enumerate(over) if ratio > needed / 3)
-            excess = median(row[i] for row in list(phase.excess)[began - window :])
-            late = median(row[i] for row in list(phase.late)[began - window :])
+            excess = median(row.excess(i) for row in rows[began:])
+            late = median(row.late(i) for row in rows[began:])
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
             since = self._since.setdefault((rank, name), self._steps[began - window])

@@ -1,11 +1,12 @@
-"""What is kept of a run's telemetry: the last word of each rank and node, and series of bounded length."""
+"""What is kept of a run's telemetry: the last word of each rank and node, and a bounded timeline."""
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 import msgspec
 
@@ -20,11 +21,12 @@ from ftdash.monitor.records import (
     RankSample,
     Record,
     Step,
-    to_float,
 )
-from ftdash.monitor.state import Point
+from ftdash.monitor.state import ExpertLayer, Point
+from ftdash.monitor.timeline import Timeline
 
-RECENT_STEPS = 64  # full step records kept per rank
+PACE_STEPS = 25  # a rank's step time is the median of so many
+RATE_STEPS = 10  # and its throughput that of so many
 RECENT_EVENTS = 64
 
 
@@ -63,124 +65,43 @@ _counts_decoder = msgspec.json.Decoder(list[int])
 
 
 @dataclass(slots=True)
-class Bucket:
-    """Sums over the step records of `stride` neighbouring steps, all ranks."""
-
-    t: float = 0.0
-    records: int = 0
-    losses: int = 0
-    loss_sum: float = 0.0
-    tokens: int = 0
-    seconds: float = 0.0
-    grad_norm: float | None = None
-    memory: int = 0
-
-    def add(self, other: Bucket) -> None:
-        self.t = max(self.t, other.t)
-        self.records += other.records
-        self.losses += other.losses
-        self.loss_sum += other.loss_sum
-        self.tokens += other.tokens
-        self.seconds += other.seconds
-        self.grad_norm = other.grad_norm if other.grad_norm is not None else self.grad_norm
-        self.memory = max(self.memory, other.memory)
-
-    def point(self, step: int, ranks: int, tokens_before: int) -> Point:
-        """The bucket as a point. Throughput: the mean rank's tokens per second times the number of ranks."""
-        return Point(
-            step=step,
-            t=self.t,
-            loss=self.loss_sum / self.losses if self.losses else None,
-            tokens_per_s=ranks * self.tokens / self.seconds if self.seconds > 0 else None,
-            memory_used=self.memory or None,
-            grad_norm=self.grad_norm,
-            tokens=tokens_before + self.tokens,
-        )
-
-
-class Series:
-    """The run over its steps in at most `2 * limit` buckets: when there are more, neighbours are merged."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.stride = 1
-        self.buckets: dict[int, Bucket] = {}
-
-    def bucket(self, step: int) -> Bucket:
-        key = step // self.stride
-        found = self.buckets.get(key)
-        if found is None:
-            if len(self.buckets) >= 2 * self.limit:
-                self._merge()
-                key = step // self.stride
-                found = self.buckets.get(key)
-            if found is None:
-                found = self.buckets[key] = Bucket()
-        return found
-
-    def _merge(self) -> None:
-        while len(self.buckets) > self.limit:
-            self.stride *= 2
-            old, self.buckets = self.buckets, {}
-            for key, bucket in old.items():
-                merged = self.buckets.get(key // 2)
-                if merged is None:
-                    self.buckets[key // 2] = bucket
-                else:
-                    merged.add(bucket)
-
-
-class Window:
-    """The run over its newest steps, one bucket a step."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-        self.buckets: dict[int, Bucket] = {}
-
-    def bucket(self, step: int) -> Bucket:
-        found = self.buckets.get(step)
-        if found is None:
-            found = self.buckets[step] = Bucket()
-            if len(self.buckets) > 2 * self.steps:
-                for old in sorted(self.buckets)[: -self.steps]:
-                    del self.buckets[old]
-        return found
-
-
-@dataclass(slots=True)
 class RankSummary:
-    """The last word of one rank, its newest steps, and what its agent saw of its process."""
+    """The last word of one rank, the pace of its newest steps, and what its agent saw of its process."""
 
     rank: int
     meta: Meta | None = None
     last: Step | None = None
-    recent: deque[Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     tokens: int = 0
     sample: RankSample | None = None
     sample_host: str = ""
     exit: Exit | None = None
     experts: dict[int, Experts] = field(default_factory=dict)
-    _paced_at: Step | None = None
-    _pace: tuple[float | None, float | None] = (None, None)
+    _times: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
+    _sorted_times: list[float] = field(default_factory=list)
+    _rated_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    _rated_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+
+    def add_step(self, record: Step) -> None:
+        """The newest step."""
+        self.last = record
+        self.tokens += record.tokens
+        times, ordered, step_s = self._times, self._sorted_times, record.step_s
+        self._rated_s.append(step_s)
+        self._rated_tokens.append(record.tokens)
+        if len(times) == PACE_STEPS:
+            del ordered[bisect_left(ordered, times[0])]
+        times.append(step_s)
+        insort(ordered, step_s)
 
     def median_step_s(self) -> float | None:
         """The median time of the newest 25 steps, seconds."""
-        return self._paces()[0]
+        ordered = self._sorted_times
+        return ordered[len(ordered) // 2] or None if ordered else None
 
     def tokens_per_s(self) -> float | None:
         """Label tokens per second over the newest 10 steps."""
-        return self._paces()[1]
-
-    def _paces(self) -> tuple[float | None, float | None]:
-        """Median step time and throughput, computed once for each new step."""
-        if self._paced_at is not self.last:
-            newest = list(itertools.islice(reversed(self.recent), 25))
-            times = sorted([record.step_s for record in newest])
-            seconds = sum([record.step_s for record in newest[:10]])
-            tokens = sum([record.tokens for record in newest[:10]])
-            self._pace = (times[len(times) // 2] or None, tokens / seconds if seconds > 0 else None)
-            self._paced_at = self.last
-        return self._pace
+        seconds = sum(self._rated_s)
+        return sum(self._rated_tokens) / seconds if seconds > 0 else None
 
 
 @dataclass(slots=True)
@@ -207,8 +128,10 @@ class Summary:
         self.nodes: dict[str, NodeSummary] = {}
         self.events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self.launcher_exits: dict[str, Exit] = {}
-        self.series = Series(points // 2)
-        self.window = Window(points // 2)
+        self.timeline = Timeline(points // 2)
+        self._experts: dict[int, ExpertLayer] = {}
+        self._stale_layers: set[int] = set()  # whose sums over ranks have changed
+        self._layers: tuple[ExpertLayer, ...] = ()
 
     def rank(self, rank: int) -> RankSummary:
         found = self.ranks.get(rank)
@@ -221,58 +144,27 @@ class Summary:
         summary = self.rank(rank)
         for record in records:
             if isinstance(record, Step):
-                summary.last = record
-                summary.recent.append(record)
-                summary.tokens += record.tokens
-                loss = record.loss
-                if loss is not None and type(loss) is not float:
-                    loss = to_float(loss)
-                for bucket in (self.series.bucket(record.step), self.window.bucket(record.step)):
-                    bucket.records += 1
-                    if record.t > bucket.t:
-                        bucket.t = record.t
-                    bucket.tokens += record.tokens
-                    bucket.seconds += record.step_s
-                    memory = record.peak_reserved or record.reserved
-                    if memory > bucket.memory:
-                        bucket.memory = memory
-                    if loss is not None:
-                        bucket.losses += 1
-                        bucket.loss_sum += loss
-                    if record.grad_norm is not None:
-                        bucket.grad_norm = to_float(record.grad_norm)
+                summary.add_step(record)
+                self.timeline.add(record)
             elif isinstance(record, Experts):
                 summary.experts[record.layer] = record
+                self._stale_layers.add(record.layer)
             elif isinstance(record, Meta):
                 summary.meta = record
             elif isinstance(record, Event):
                 self.events.append(record)
 
-    def feed_rank_history(self, rank: int, records: Iterable[LeanRecord]) -> None:
+    def feed_rank_history(self, rank: int, records: Sequence[LeanRecord]) -> None:
         """Lean records of one rank's file, older than those fed in full; meta records are passed over."""
         summary = self.rank(rank)
-        series = self.series
+        steps = [record for record in records if type(record) is LeanStep]
+        self.timeline.add_old(steps)
+        summary.tokens += sum([record.tokens for record in steps])
+        if len(steps) == len(records):
+            return
         newest_experts: dict[int, LeanExperts] = {}
-        key, bucket = -1, Bucket()
         for record in records:
-            if type(record) is LeanStep:
-                if record.step // series.stride != key:
-                    bucket = series.bucket(record.step)
-                    key = record.step // series.stride
-                bucket.t = record.t
-                bucket.records += 1
-                bucket.tokens += record.tokens
-                bucket.seconds += record.step_s
-                summary.tokens += record.tokens
-                loss = record.loss
-                if loss is not None:
-                    if type(loss) is str:
-                        loss = to_float(loss)
-                        if loss is None:
-                            continue
-                    bucket.losses += 1
-                    bucket.loss_sum += loss  # type: ignore[operator]
-            elif type(record) is LeanExperts:
+            if type(record) is LeanExperts:
                 newest_experts[record.layer] = record
             elif type(record) is LeanEvent:
                 self.events.append(
@@ -289,6 +181,7 @@ class Summary:
             if known is None or known.step < found.step:
                 counts = _counts_decoder.decode(found.counts)
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
+                self._stale_layers.add(layer)
 
     def feed_node(self, host: str, records: Iterable[Record]) -> None:
         """Records of one node's agent, in order."""
@@ -316,30 +209,21 @@ class Summary:
                 self.events.append(record)
             node.last_t = record.t
 
-    def tokens_per_step(self, steps: int = 20) -> float | None:
+    def expert_layers(self) -> tuple[ExpertLayer, ...]:
+        """Per layer, the newest counts of every rank added up. The same object until counts change."""
+        if self._stale_layers:
+            ranks = list(self.ranks.values())
+            for layer in self._stale_layers:
+                counts = [rank.experts[layer].counts for rank in ranks if layer in rank.experts]
+                self._experts[layer] = ExpertLayer(layer, tuple(map(sum, zip_longest(*counts, fillvalue=0))))
+            self._stale_layers.clear()
+            self._layers = tuple(self._experts[layer] for layer in sorted(self._experts))
+        return self._layers
+
+    def tokens_per_step(self) -> float | None:
         """Mean of the label tokens of all ranks over the newest steps that every rank has reported."""
-        ranks = sum(rank.last is not None for rank in self.ranks.values())
-        newest = sorted(self.window.buckets)[-4 * steps :]
-        whole = [b for key in newest if (b := self.window.buckets[key]).records >= ranks][-steps:]
-        return sum(bucket.tokens for bucket in whole) / len(whole) if whole else None
+        return self.timeline.tokens_per_step(sum(rank.last is not None for rank in self.ranks.values()))
 
     def points(self) -> tuple[Point, ...]:
         """The whole run, coarse where it is old and step by step where it is new; cumulative tokens."""
-        ranks = max(1, len(self.ranks))
-        stride = self.series.stride
-        newest = self.series.buckets if stride == 1 else self.window.buckets
-        start = min(newest, default=None)
-        found: list[Point] = []
-        tokens = 0
-        if start is not None and stride > 1:
-            for key in sorted(self.series.buckets):
-                last_step = key * stride + stride - 1
-                if last_step >= start:
-                    break
-                found.append(self.series.buckets[key].point(last_step, ranks, tokens))
-                tokens = found[-1].tokens
-            tokens = sum(rank.tokens for rank in self.ranks.values()) - sum(b.tokens for b in newest.values())
-        for step in sorted(newest):
-            found.append(newest[step].point(step, ranks, tokens))
-            tokens = found[-1].tokens
-        return tuple(found)
+        return self.timeline.points(max(1, len(self.ranks)))

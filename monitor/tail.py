@@ -10,6 +10,8 @@ import os
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
+# What a rank adds in a second fits: a read of a megabyte costs its allocation even when it finds 300 bytes.
+FIRST_BYTES = 16 << 10
 MAX_LINE_BYTES = 4 << 20
 IDLE_READS_PER_STAT = 8  # an idle file is looked up by name this often, to see that it was replaced
 
@@ -19,7 +21,9 @@ class Tail:
 
     __slots__ = (
         "_fd",
+        "_identity",
         "_idle",
+        "_large",
         "_skipping",
         "behind",
         "error",
@@ -34,22 +38,29 @@ class Tail:
         self.path = path
         self.keep_open = keep_open  # False where descriptors are scarce: opened for each read
         self.offset = 0
-        self.behind = False  # True when the last read left more to be read
+        self.behind = True  # there may be more than was read so far
         self.skipped = 0
         self.restarts = 0
         self.error = ""
         self._fd = -1
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that `offset` is for
         self._idle = 0
+        self._large = False
         self._skipping = False
 
-    def read(self, limit: int = CHUNK_BYTES) -> bytes:
-        """The complete lines that were added, at most about `limit` bytes of them; empty for none."""
+    def read(self, limit: int = 0) -> bytes:
+        """The complete lines that were added, at most about `limit` bytes of them; empty for none.
+
+        Without a limit: a little at first, a megabyte where that was not all.
+        """
         if self._fd < 0 and not self._open():
+            self.behind = False
             return b""
         try:
-            return self._read(limit)
+            return self._read(limit or (CHUNK_BYTES if self._large else FIRST_BYTES))
         except OSError as error:
             self.error = f"cannot read {self.path}: {error.strerror or error}"
+            self.behind = False
             self.close()
             return b""
         finally:
@@ -92,11 +103,11 @@ class Tail:
     def _read(self, limit: int) -> bytes:
         data = os.pread(self._fd, limit, self.offset)
         if not data:
-            self.behind = False
+            self.behind = self._large = False
             self._check_replaced()
             return b""
         self._idle = 0
-        self.behind = len(data) >= limit
+        self.behind = self._large = len(data) >= limit
         if self._skipping:
             end = data.find(b"\n") + 1
             self._skipping = not end
@@ -106,6 +117,8 @@ class Tail:
                 return self._read(limit)
         end = data.rfind(b"\n") + 1
         if not end and self.behind:
+            if limit < CHUNK_BYTES:
+                return self._read(CHUNK_BYTES)
             if limit < MAX_LINE_BYTES:
                 return self._read(MAX_LINE_BYTES)
             self.skipped += 1
@@ -124,6 +137,11 @@ class Tail:
             self.error = f"cannot read {self.path}: {error.strerror or error}"
             return False
         self.error = ""
+        found = os.fstat(self._fd)
+        identity = (found.st_dev, found.st_ino)
+        if self._identity is not None and identity != self._identity:
+            self._restart()
+        self._identity = identity
         return True
 
     def _check_replaced(self) -> None:
@@ -138,9 +156,9 @@ class Tail:
             named = os.stat(self.path)
         except OSError:
             return
-        if (named.st_ino, named.st_dev) != (now.st_ino, now.st_dev):
+        if (named.st_dev, named.st_ino) != self._identity:
             self.close()
-            self._restart()
+            self.behind = True
 
     def _restart(self) -> None:
         self.offset = 0

@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ftdash.monitor.alerts import AlertBook, AlertLimits, find_alerts, growth_per_step
 from ftdash.monitor.history import HostLook, RunHistory, look_at_files
@@ -176,8 +177,8 @@ def test_a_run_that_slows_down_as_a_whole_is_told():
 
 def gpus(**changes) -> tuple[GpuState, ...]:
     fine = GpuState(0, uuid="GPU-0", host="gpu-a", util=95, throttle=("power cap",), pcie_width=16)
-    sick = replace(fine, index=1, uuid="GPU-1", pcie_width_max=16, **changes)
-    return replace(fine, pcie_width_max=16, nvlinks=18, nvlinks_up=18), sick
+    sick = structs.replace(fine, index=1, uuid="GPU-1", pcie_width_max=16, **changes)
+    return structs.replace(fine, pcie_width_max=16, nvlinks=18, nvlinks_up=18), sick
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ftdash.monitor.reader import LARGE_FILE_BYTES, RunReader
 from ftdash.monitor.records import Event, Exit, Experts, GpuSample, Meta, Node, RankSample, Step, number
 from ftdash.monitor.rundir import RankExit, RunDir, RunError
 from ftdash.monitor.state import RankPhase, RunPhase
-from ftdash.monitor.summary import Series
+from ftdash.monitor.timeline import Series
 from tests.support.live_runs import make_run, read, write
 
 T0 = 1_795_974_000.0

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.history import RunHistory
@@ -200,9 +201,11 @@ def cause(tokens: dict[int, float] | None = None, **rank) -> str:
 
 def on_gpu(**changes) -> dict[int, RankState]:
     usual = GpuState(0, sm_mhz=1900, throttle=("power cap",), pcie_width=16)
-    members = [replace(rank, gpu=replace(usual, index=rank.rank)) for rank in run_state(4).ranks]
-    sick = replace(usual, index=1, **changes)
-    members[1] = replace(members[1], gpu=sick)
+    members = [
+        structs.replace(rank, gpu=structs.replace(usual, index=rank.rank)) for rank in run_state(4).ranks
+    ]
+    sick = structs.replace(usual, index=1, **changes)
+    members[1] = structs.replace(members[1], gpu=sick)
     return {rank.rank: rank for rank in members}
 
 
@@ -230,7 +233,7 @@ def test_a_throttle_that_all_peers_share_explains_nothing():
 
 
 def test_most_ranks_of_one_host_are_one_finding_about_the_host():
-    members = [replace(r, host=f"gpu-{'ab'[r.rank // 4]}") for r in run_state(8).ranks]
+    members = [structs.replace(r, host=f"gpu-{'ab'[r.rank // 4]}") for r in run_state(8).ranks]
     ranks = {rank.rank: rank for rank in members}
     slow = [replace(SLOW, rank=rank, host="gpu-b") for rank in (4, 5, 6)]
     assert list(slow_hosts(slow, ranks)) == ["gpu-b"]

@@ -104,7 +104,7 @@ def keys(home: Path) -> None:
 
 def monitor(home: Path, ranks: int) -> None:
     """Monitor on a run that writes a step of every rank each second."""
-    cluster = Cluster(ranks, experts=64)
+    cluster = Cluster(ranks, experts=64, start_t=time.time() - 5)
     run = cluster.create(home / "runs", f"wide-{ranks}", steps=5)
     with terminal(home, "--run", str(run.path), "--pane", "monitor") as screen:
         seen = screen.until(b"Ranks")
@@ -117,6 +117,7 @@ def monitor(home: Path, ranks: int) -> None:
             due = time.monotonic()
             while time.monotonic() < deadline:
                 if time.monotonic() >= due:
+                    cluster.start_t = time.time() - step  # the records are of now
                     cluster.append(run, step)
                     step, due = step + 1, due + 1.0
                 written += len(screen.read(0.05))

@@ -10,11 +10,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from ftdash.monitor.records import Experts, GpuSample, Meta, RankSample, Record, Step, encode_line
+from ftdash.monitor.records import Experts, GpuSample, Meta, Node, RankSample, Record, Step, encode_line
 from ftdash.monitor.rundir import Manifest, RunDir
 
 START_T = 1_795_900_000.0
 GIB = 1 << 30
+EXPERT_EVERY = 10  # steps, as the hook does unless it is told otherwise
 
 
 class Cluster:
@@ -52,6 +53,7 @@ class Cluster:
         manifest = Manifest(
             run=name,
             state=state,
+            backend="ssh",
             world_size=self.ranks,
             hosts=self.hosts,
             max_steps=100_000,
@@ -113,13 +115,16 @@ class Cluster:
             peak_reserved=66 * GIB,
             tokens_per_s=4096 / self.step_s,
         )
-        if self.experts:
+        if self.experts and step % EXPERT_EVERY == 0:
             counts = [self._random.randrange(200, 400) for _ in range(self.experts)]
             yield Experts(t=self.start_t + step * self.step_s, step=step, layer=0, counts=counts)
 
     def node_records(self, node: int, step: int) -> Iterator[Record]:
-        """What one node's agent writes in one second: its GPUs and its ranks' processes."""
+        """What one node's agent writes in one second: itself, its GPUs and its ranks' processes."""
         t = self.start_t + step * self.step_s
+        yield Node(
+            t=t, host=f"node{node:04d}", agent_pid=500, memory_total=2048 * GIB, memory_available=1024 * GIB
+        )
         for local in range(min(self.per_node, self.ranks - node * self.per_node)):
             rank = node * self.per_node + local
             lost = node == 1 and local == 1 and step >= 5 * self.slow_from

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.records import Step, number
@@ -39,7 +41,7 @@ def run_state(ranks: int = 2, step: int = 0, **more: Any) -> RunState:
 
 def with_rank(state: RunState, rank: int, /, **changes: Any) -> RunState:
     """The state with one rank changed."""
-    members = tuple(replace(r, **changes) if r.rank == rank else r for r in state.ranks)
+    members = tuple(msgspec.structs.replace(r, **changes) if r.rank == rank else r for r in state.ranks)
     return replace(state, ranks=members)
 
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
 from textual.app import App
 from textual.geometry import Size
 from textual.pilot import Pilot
@@ -153,8 +154,8 @@ def with_straggler(state: RunState, rank: int = 5) -> RunState:
     members = list(state.ranks)
     gpu = members[rank].gpu
     if gpu is not None:
-        gpu = replace(gpu, power_w=188.0, util=61, throttle=("power cap",))
-    members[rank] = replace(members[rank], tokens_per_s=1240.0, step_s=0.63, gpu=gpu)
+        gpu = structs.replace(gpu, power_w=188.0, util=61, throttle=("power cap",))
+    members[rank] = structs.replace(members[rank], tokens_per_s=1240.0, step_s=0.63, gpu=gpu)
     alert = Alert("slow-rank", "warning", f"rank {rank} slow: power cap", (rank,), NOW - 30)
     return replace(state, ranks=tuple(members), alerts=(*state.alerts, alert))
 
@@ -162,7 +163,7 @@ def with_straggler(state: RunState, rank: int = 5) -> RunState:
 def with_hostile_text(state: RunState) -> RunState:
     """Everything that comes from outside is written to break a screen."""
     members = tuple(
-        replace(rank, host=HOSTILE[rank.rank % len(HOSTILE)], phase=HOSTILE[-2], device=HOSTILE[0])
+        structs.replace(rank, host=HOSTILE[rank.rank % len(HOSTILE)], phase=HOSTILE[-2], device=HOSTILE[0])
         for rank in state.ranks
     )
     alerts = tuple(Alert(f"h{index}", "error", text, (index,), NOW) for index, text in enumerate(HOSTILE))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 from textual.app import App, ComposeResult
 
 from ftdash.monitor.state import Alert, RankPhase
@@ -38,7 +37,7 @@ def test_equal_ranks_fold_and_the_straggler_stays() -> None:
 @pytest.mark.parametrize("condition", [RankPhase.DEAD, RankPhase.STALLED, RankPhase.DATA, RankPhase.SAVING])
 def test_a_rank_in_another_state_is_never_folded(condition: RankPhase) -> None:
     ranks = list(screens.run_state(16).ranks)
-    ranks[9] = replace(ranks[9], state=condition)
+    ranks[9] = structs.replace(ranks[9], state=condition)
     rows = arrange(ranks, fold=True)
     assert [row.state.rank for row in rows if isinstance(row, RankRow)] == [9]
 
@@ -92,7 +91,7 @@ async def test_only_lines_that_changed_are_painted_again() -> None:
         table.show(state.ranks)
         assert painted == []
         ranks = list(state.ranks)
-        ranks[3] = replace(ranks[3], step=121)
+        ranks[3] = structs.replace(ranks[3], step=121)
         table.show(tuple(ranks))
         assert painted == [3]
 
@@ -133,11 +132,11 @@ async def test_dead_and_lost_ranks_have_a_symbol_of_their_own() -> None:
     grid = NodeGrid()
     async with Hosted(grid).run_test(size=(100, 30)):
         ranks = list(screens.run_state(8).ranks)
-        ranks[1] = replace(ranks[1], state=RankPhase.DEAD)
+        ranks[1] = structs.replace(ranks[1], state=RankPhase.DEAD)
         gpu = ranks[2].gpu
         assert gpu is not None
-        ranks[2] = replace(ranks[2], gpu=replace(gpu, state="lost"))
-        ranks[3] = replace(ranks[3], state=RankPhase.STALLED)
+        ranks[2] = structs.replace(ranks[2], gpu=structs.replace(gpu, state="lost"))
+        ranks[3] = structs.replace(ranks[3], state=RankPhase.STALLED)
         grid.show(ranks)
         assert "■✗✗‖■■■■" in plain(grid.draw(96, 5))
 
