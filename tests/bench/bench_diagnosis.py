@@ -1,4 +1,7 @@
-"""How long a verdict takes: 1,024 recorded ranks, and eight live ranks of this machine looked at twice."""
+"""How long a verdict takes: 1,024 recorded ranks, and eight live ranks of this machine looked at twice.
+
+And how long a dump stops a rank that works: the longest gap between two turns of a busy loop.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,16 @@ _SLEEPER = (
     "for _ in range(20): threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
     "print('ready', flush=True)\n"
     "time.sleep(600)\n"
+)
+_BUSY = (
+    "import sys, threading, time\n"
+    "longest, last, asked = 0.0, time.perf_counter(), threading.Event()\n"
+    "threading.Thread(target=lambda: (sys.stdin.readline(), asked.set()), daemon=True).start()\n"
+    "print('ready', flush=True)\n"
+    "while not asked.is_set():\n"
+    "    now = time.perf_counter()\n"
+    "    longest, last = max(longest, now - last), now\n"
+    "print(longest)\n"
 )
 
 
@@ -66,11 +79,29 @@ def alive() -> None:
     print(f"  {LIVE_RANKS} ranks of {THREADS} threads: dump {dump_s:.2f} s, quick verdict {quick_s:.2f} s")
 
 
+def pause(dumps: int) -> float:
+    """The longest gap, seconds, in a busy rank that is dumped so many times in five seconds."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert rank.stdout is not None
+    rank.stdout.readline()
+    for _ in range(dumps):
+        assert collect.dump_process(rank.pid).threads
+        time.sleep(5 / dumps)
+    if not dumps:
+        time.sleep(5)
+    gap, _ = rank.communicate("end\n")
+    return float(gap)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for style in ("new json", "new text"):
             recorded(Path(folder), style)
     alive()
+    alone_ms, dumped_ms = pause(0) * 1e3, pause(20) * 1e3
+    print(f"  longest gap in a busy rank: {alone_ms:.1f} ms left alone, {dumped_ms:.1f} ms dumped 20 times")
 
 
 if __name__ == "__main__":
