@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ftdash.engine.check.bindings import UNKNOWN, Bindings, dotted
 from ftdash.engine.check.documents import DocumentError
 
-UNKNOWN = object()  # an expression whose value only running would tell
+__all__ = ["UNKNOWN", "Call", "Script"]
 
 # Conditions that hold on one rank only.
 _MAIN = re.compile(
@@ -53,22 +54,37 @@ class Call:
         return self.name.rsplit(".", 1)[0] if "." in self.name else ""
 
 
+_MAGIC = re.compile(r"^(\s*)(?:[!%].*|\?.*)$")
+
+
+def _parse(text: str, name: str) -> ast.Module:
+    """The script's tree; what only a notebook knows (`!pip`, `%env`) left out. Raises DocumentError."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        plain = [_MAGIC.sub(r"\1pass", line) for line in text.splitlines()]
+        if isinstance(error, SyntaxError) and plain != text.splitlines():
+            try:
+                return ast.parse("\n".join(plain))
+            except SyntaxError:
+                pass  # the first error is the one to tell
+        line = getattr(error, "lineno", None)
+        reason = error.args[0] if error.args else "nested too deeply"
+        raise DocumentError(f"{name}{f':{line}' if line else ''}: not Python: {reason}") from None
+
+
 class Script:
     """The calls of a script. Functions that the script itself calls are entered where they are called."""
 
     def __init__(self, text: str, name: str) -> None:
-        try:
-            self.tree = ast.parse(text)
-        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            line = getattr(error, "lineno", None)
-            reason = error.args[0] if error.args else "nested too deeply"
-            raise DocumentError(f"{name}{f':{line}' if line else ''}: not Python: {reason}") from None
+        self.tree = _parse(text, name)
+        self.aliases = _aliases(self.tree)
         self.functions = {
             node.name: node
             for node in ast.walk(self.tree)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
-        self.constants = _constants(self.tree)
+        self.bindings = Bindings(self.tree)
         self.imports = set(_imports(self.tree))
         self._entered: set[int] = set()
         self.calls: list[Call] = []
@@ -82,43 +98,27 @@ class Script:
         return (call for call in self.calls if call.last in lasts)
 
     def value(self, node: ast.AST) -> Any:
-        """A literal, a dtype's name, a constant of the script, or UNKNOWN."""
-        if isinstance(node, ast.Constant):
-            return node.value
-        if isinstance(node, ast.Name):
-            if node.id in self.constants:
-                return self.constants[node.id]
-            return UNKNOWN
-        if isinstance(node, ast.Attribute):
-            dotted = _dotted(node)
-            if dotted.startswith("torch."):
-                return dotted
-            if dotted.isupper() or node.attr.isupper():
-                return node.attr
-            return UNKNOWN
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            inner = self.value(node.operand)
-            return -inner if isinstance(inner, int | float) else UNKNOWN
-        if isinstance(node, ast.List | ast.Tuple | ast.Set):
-            return [self.value(item) for item in node.elts]
-        if isinstance(node, ast.Dict):
-            return {
-                self.value(key): self.value(item)
-                for key, item in zip(node.keys, node.values, strict=True)
-                if key is not None and isinstance(key, ast.Constant)
-            }
-        if isinstance(node, ast.Call) and _dotted(node.func) == "dict":
-            return {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg}
-        return UNKNOWN
+        """A literal, a dtype's name, a constant or default of the script, or UNKNOWN."""
+        return self.bindings.value(node)
+
+    def is_trainer(self, owner: str) -> bool:
+        """Whether a name holds a trainer, by what it is bound to or how it is called."""
+        return "trainer" in owner.lower() or self.bindings.made_by.get(owner, "").endswith("Trainer")
 
     def _attributes(self) -> list[tuple[str, Any, int]]:
-        """Assignments to attributes, such as `model.config.output_router_logits = False`."""
+        """What attributes are set to: `config.output_router_logits = False`, by setattr, by update()."""
         found = []
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Attribute | ast.Subscript):
-                        found.append((_dotted(target), self.value(node.value), node.lineno))
+                        found.append((dotted(target), self.value(node.value), node.lineno))
+        for call in self.calls:
+            given = call.args[0] if call.args else None
+            if call.last == "update" and isinstance(given, dict):
+                found += [(f"{call.owner}.{key}", value, call.line) for key, value in given.items()]
+            elif call.name == "setattr" and len(call.args) == 3 and isinstance(call.args[1], str):
+                found.append((call.args[1], call.args[2], call.line))
         return found
 
     def _block(self, statements: list[ast.stmt], guard: str) -> None:
@@ -129,7 +129,7 @@ class Script:
         """Visit one statement; the result guards what follows it in the same block."""
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for decorator in node.decorator_list:
-                if re.search(r"main_process|rank_?(zero|0)", _dotted(decorator)):
+                if re.search(r"main_process|rank_?(zero|0)", dotted(decorator)):
                     self._enter(node, ast.unparse(decorator))
             return guard
         if isinstance(node, ast.ClassDef):
@@ -152,7 +152,7 @@ class Script:
 
     def _if(self, node: ast.If, guard: str) -> str:
         self._expression(node.test, guard, "")
-        only = _main_condition(node.test)
+        only = _main_condition(node.test, self.bindings)
         text = ast.unparse(node.test)
         self._block(node.body, guard or _guard(only, text))
         self._block(node.orelse, guard or _guard(None if only is None else not only, f"else of {text}"))
@@ -164,7 +164,7 @@ class Script:
     def _expression(self, node: ast.expr, guard: str, target: str) -> None:
         if isinstance(node, ast.IfExp):
             self._expression(node.test, guard, "")
-            only = _main_condition(node.test)
+            only = _main_condition(node.test, self.bindings)
             text = ast.unparse(node.test)
             self._expression(node.body, guard or _guard(only, text), target)
             self._expression(node.orelse, guard or _guard(None if only is None else not only, text), target)
@@ -186,12 +186,12 @@ class Script:
             self._expression(argument, guard, "")
         for keyword in node.keywords:
             self._expression(keyword.value, guard, "")
-        name = _dotted(node.func)
+        name = self._own_name(dotted(node.func))
         self.calls.append(
             Call(
                 name,
                 tuple(self.value(argument) for argument in node.args),
-                {keyword.arg: self.value(keyword.value) for keyword in node.keywords if keyword.arg},
+                self.bindings.keywords(node),
                 node.lineno,
                 target,
                 guard,
@@ -202,9 +202,15 @@ class Script:
         if name.rsplit(".", 1)[-1] in ("on_main_process", "on_local_main_process"):
             for argument in node.args:
                 if isinstance(argument, ast.Attribute):
-                    self.calls.append(Call(_dotted(argument), (), {}, node.lineno, "", name, node))
+                    self.calls.append(Call(dotted(argument), (), {}, node.lineno, "", name, node))
         if isinstance(node.func, ast.Name) and node.func.id in self.functions:
             self._enter(self.functions[node.func.id], guard)
+
+    def _own_name(self, name: str) -> str:
+        """The name without the aliases of its import: `dist.barrier` is torch.distributed.barrier."""
+        first, dot, rest = name.partition(".")
+        bare = first.removesuffix("()").removesuffix("[]")
+        return self.aliases.get(bare, bare) + first[len(bare) :] + dot + rest
 
     def _enter(self, function: ast.FunctionDef | ast.AsyncFunctionDef, guard: str) -> None:
         if id(function) in self._entered:
@@ -213,39 +219,28 @@ class Script:
         self._block(function.body, guard)
 
 
-def _dotted(node: ast.AST) -> str:
-    if isinstance(node, ast.Attribute):
-        return f"{_dotted(node.value)}.{node.attr}"
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Call):
-        return f"{_dotted(node.func)}()"
-    if isinstance(node, ast.Subscript):
-        return f"{_dotted(node.value)}[]"
-    return ""
-
-
 def _target(node: ast.stmt) -> str:
     if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        return _dotted(node.targets[0])
+        return dotted(node.targets[0])
     if isinstance(node, ast.AnnAssign):
-        return _dotted(node.target)
+        return dotted(node.target)
     return ""
 
 
-def _main_condition(test: ast.expr) -> bool | None:
+def _main_condition(test: ast.expr, bindings: Bindings) -> bool | None:
     """True when the condition holds on one rank only, False when it holds on all others, None otherwise."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _main_condition(test.operand)
+        inner = _main_condition(test.operand, bindings)
         return None if inner is None else not inner
     if isinstance(test, ast.BoolOp):
-        parts = [_main_condition(value) for value in test.values]
+        parts = [_main_condition(value, bindings) for value in test.values]
         if isinstance(test.op, ast.And):
             return True if True in parts else None
         return False if False in parts else (True if all(part is True for part in parts) else None)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         left, right = ast.unparse(test.left), test.comparators[0]
-        if not _RANK.search(left):
+        source = bindings.source(test.left)
+        if not _RANK.search(left) and not (source is not None and _RANK.search(ast.unparse(source))):
             return None
         if isinstance(test.ops[0], ast.In | ast.NotIn):
             return isinstance(test.ops[0], ast.In)  # `local_rank in [-1, 0]`
@@ -256,7 +251,10 @@ def _main_condition(test: ast.expr) -> bool | None:
             return True
         return False if isinstance(test.ops[0], ast.NotEq | ast.Gt) else None
     if isinstance(test, ast.Name | ast.Attribute | ast.Call):
-        return True if _MAIN.search(ast.unparse(test)) else None
+        if _MAIN.search(ast.unparse(test)):
+            return True
+        source = bindings.source(test)
+        return _main_condition(source, bindings.without(test)) if source is not None else None
     return None
 
 
@@ -271,7 +269,7 @@ def _leaves(body: list[ast.stmt]) -> bool:
     return (
         isinstance(last, ast.Expr)
         and isinstance(last.value, ast.Call)
-        and _dotted(last.value.func)
+        and dotted(last.value.func)
         in (
             "sys.exit",
             "exit",
@@ -281,30 +279,12 @@ def _leaves(body: list[ast.stmt]) -> bool:
     )
 
 
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that are bound once, to a literal or a torch dtype."""
-    bound: dict[str, list[ast.expr]] = {}
+def _aliases(tree: ast.Module) -> dict[str, str]:
+    """Names that an import gives to something else: `import a.b as c`, `from m import A as B`."""
+    found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    bound.setdefault(target.id, []).append(node.value)
-        elif isinstance(node, ast.AugAssign | ast.For | ast.NamedExpr) and isinstance(node.target, ast.Name):
-            bound.setdefault(node.target.id, []).extend([ast.Name("_"), ast.Name("_")])
-    found: dict[str, Any] = {}
-    for name, values in bound.items():
-        if len(values) != 1:
-            continue
-        value = values[0]
-        if isinstance(value, ast.Constant):
-            found[name] = value.value
-        elif isinstance(value, ast.Attribute) and _dotted(value).startswith("torch."):
-            found[name] = _dotted(value)
-        else:
-            try:
-                found[name] = ast.literal_eval(value)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname: alias.name for alias in node.names if alias.asname}
     return found
 
 
