@@ -62,6 +62,26 @@ def test_native_frames_in_the_second_dump_are_no_movement() -> None:
         ("while True:\n    write(chunk)\n    time.sleep(1)", 4, False),
         ("for batch in batches:\n    time.sleep(1)", 3, False),
         ("while work:\n    for batch in work:\n        time.sleep(1)", 4, False),
+        ("while work:\n    work = work[1:]\n    time.sleep(1)", 4, False),
+        ("while work:\n    work.pop()\n    time.sleep(1)", 4, False),
+        (
+            "while True:\n    state = ask()\n    if state == 'done':\n        break\n    time.sleep(1)",
+            6,
+            True,
+        ),
+        (
+            "while True:\n    part = ask()\n    if not part:\n        break\n    keep(part)\n    sleep(1)",
+            7,
+            False,
+        ),
+        ("while True:\n    try:\n        return ask()\n    except OSError:\n        time.sleep(1)", 6, True),
+        (
+            "for attempt in range(9):\n    try:\n        return ask()\n    except OSError:\n        time.sleep(1)",
+            6,
+            True,
+        ),
+        ("while not event.is_set():\n    event.wait(1)", 3, True),
+        ("for shard in shards:\n    write(shard)\n    time.sleep(1)", 4, False),
     ],
 )
 def test_a_loop_that_only_sleeps_is_a_poll(body: str, line: int, polls: bool, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def parse_pyspy_json(data: bytes) -> list[Thread]:
     ]
 
 
-def _run_pyspy(pid: int, flags: Sequence[str], timeout_s: float) -> tuple[bytes, str, bool]:
+def run_pyspy(pid: int, flags: Sequence[str], timeout_s: float) -> tuple[bytes, str, bool]:
     """Output, message, and whether the time was over. py-spy is asked to end, never killed while it may
     hold the process stopped."""
     environ = {key: value for key, value in os.environ.items() if key != "RUST_BACKTRACE"}
@@ -164,7 +164,7 @@ def _dump_with_pyspy(pid: int, *, native: bool, timeout_s: float) -> ProcessEvid
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             break
-        out, message, timed_out = _run_pyspy(pid, flags, left_s)
+        out, message, timed_out = run_pyspy(pid, flags, left_s)
         evidence.moved = evidence.moved or _undo_stop(pid, before)
         if timed_out:
             kind = DumpFailure.D_STATE if procfs.state_letter(pid) == "D" else DumpFailure.TIMEOUT
@@ -263,14 +263,18 @@ def rank_evidence(
     native: bool = False,
     timeout_s: float = 4.0,
 ) -> RankEvidence:
-    """One rank: its process, and the Python processes below it (loader workers, forked children)."""
+    """One rank: its process, and those below it: loader workers, forked children, programs it started."""
     process = dump_process(pid, native=native, timeout_s=timeout_s)
     if children and process.failure not in (DumpFailure.GONE, DumpFailure.ZOMBIE):
         for child in procfs.descendants(pid, kin)[:MAX_CHILDREN]:
             if procfs.state_letter(child) == "Z":
                 process.children.append(_failed(bare_evidence(child), permission.explain(child, "")))
-            elif procfs.is_python(child) and not is_helper(procfs.command_line(child)):
+            elif is_helper(procfs.command_line(child)):
+                continue
+            elif procfs.is_python(child):
                 process.children.append(dump_process(child, timeout_s=timeout_s))
+            else:
+                process.children.append(_failed(bare_evidence(child), permission.explain(child, "")))
     known = rank if rank is not None else process.rank
     return RankEvidence(
         rank=known if known is not None else -1, host=process.host, t=process.t, process=process
@@ -283,13 +287,15 @@ _HELPER_MARKS = (
     "semaphore_tracker",
     "tensorboard",
     "wandb-core",
+    "nvidia-smi",
     "wandb-service",
 )
 
 
 def is_helper(command: Sequence[str]) -> bool:
     """Processes that Python and its libraries start beside a rank and that hold nobody up."""
-    return any(mark in part for part in command[1:] for mark in _HELPER_MARKS)
+    named = [os.path.basename(command[0]), *command[1:]] if command else []
+    return any(mark in part for part in named for mark in _HELPER_MARKS)
 
 
 def dump_ranks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -33,12 +33,16 @@ class Wait(StrEnum):
     WEIGHT_SYNC = "weight-sync"
     SAVE_IO = "save"
     COMPILE = "compile"
+    LOCK = "lock"  # a lock file
     LIBRARY = "library"  # in a library, nothing that waits
     OWN = "own"  # in the user's own line
     NOTHING = ""
 
 
 IN_COLLECTIVE = frozenset({Wait.COLLECTIVE, Wait.IMPLICIT})
+
+
+_MAKING_A_GROUP = frozenset({*IN_COLLECTIVE, Wait.STORE, Wait.RENDEZVOUS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Reading:
     step: Phase = Phase.UNKNOWN  # data, forward, backward, optimizer
     telling: Frame | None = None
     own: Frame | None = None  # the user's innermost line
+    callers: tuple[Frame, ...] = ()  # the user's other lines, innermost first
     blocked_by: Frame | None = None
     thread: str = ""
     names: frozenset[str] = frozenset()  # bare names of all frames
@@ -61,12 +66,17 @@ class Reading:
         return self.wait in IN_COLLECTIVE
 
 
+_GENERATED_LINES = 2  # methods that multiprocessing's proxies and dataclasses compile from a string
+
+
 @lru_cache(maxsize=65536)
 def origin(frame: Frame) -> Origin:
     if origins.NATIVE_FILE.search(frame.file) or "::" in frame.name or frame.name.startswith("0x"):
         return Origin.NATIVE
     if not frame.file:
         return Origin.UNKNOWN
+    if frame.file == "<string>" and frame.name != "<module>" and frame.line <= _GENERATED_LINES:
+        return Origin.STDLIB
     if origins.is_stdlib(frame.file):
         return Origin.STDLIB
     if origins.is_library(frame.file):
@@ -160,6 +170,8 @@ def _library_wait(frame: Frame, outer: Sequence[Frame]) -> tuple[Wait, str]:
             if op := collective_of(caller) or knowledge.IMPLICIT_COLLECTIVES.get(caller.short, ""):
                 return Wait.IMPLICIT, op
         return Wait.IMPLICIT, ""
+    if knowledge.LOCK_FILE.search(frame.file):
+        return Wait.LOCK, ""
     if knowledge.COMPILE_FILE.search(frame.file):
         return Wait.COMPILE, ""
     if knowledge.SAVE_FILE.search(frame.file):
@@ -219,6 +231,8 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
         wait = Wait.FINALIZER
     if wait in IN_COLLECTIVE and names & knowledge.WEIGHT_SYNC_FUNCTIONS and "init_communicator" in names:
         wait = Wait.WEIGHT_SYNC
+    if names & knowledge.GROUP_FUNCTIONS and "init_process_group" not in names and wait in _MAKING_A_GROUP:
+        wait, op, native = Wait.COLLECTIVE, "new_group", Wait.NOTHING
     if native and wait in (Wait.OWN, Wait.LIBRARY, Wait.IMPLICIT, Wait.RENDEZVOUS):
         wait = native
     if telling is None:
@@ -232,6 +246,7 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
         step=step,
         telling=telling,
         own=own,
+        callers=tuple(frame for frame in frames if frame is not own and origin(frame) is Origin.OWN)[:16],
         blocked_by=blocked_by,
         thread=thread,
         names=names,
@@ -317,7 +332,19 @@ def read_threads(threads: Sequence[Thread]) -> Reading:
                     thread=thread.name or "autograd",
                     names=reading.names | other.names,
                 )
-    return reading
+    return _communicating_thread(threads, main, reading) or reading
+
+
+def _communicating_thread(threads: Sequence[Thread], main: Thread, reading: Reading) -> Reading | None:
+    """The thread in a collective that a main thread waits for: a queue, a future or a join has no peers."""
+    waits = reading.blocked_by is not None and reading.blocked_by.short in _BLOCKING_NAMES
+    if not waits or reading.wait not in (Wait.OWN, Wait.LIBRARY):
+        return None
+    for thread in threads:
+        other = _read_cached(tuple(thread.frames), thread.name) if thread is not main else Reading()
+        if other.in_collective and other.own is not None:
+            return replace(other, thread=thread.name, context=other.context or reading.context)
+    return None
 
 
 def own_functions(threads: Sequence[Thread]) -> frozenset[tuple[str, str]]:

@@ -149,6 +149,10 @@ IMPLICIT_COLLECTIVES: dict[str, str] = {
     "synchronize": "wait",
 }
 
+# Operations that name a source, a destination or a root.
+POINT_TO_POINT = frozenset({"send", "recv", "send/recv"})
+NAMES_A_RANK = POINT_TO_POINT | {"broadcast", "scatter", "gather", "reduce"}
+
 # Files of libraries that communicate.
 COMM_FILE = re.compile(
     r"(?:^|/)(?:torch/distributed/(?!elastic/|launcher/|checkpoint/|rendezvous|run\.py|flight_recorder/|debug/)"
@@ -220,10 +224,23 @@ RENDEZVOUS_FUNCTIONS = frozenset(
         "_initialize_distributed",
     }
 )
+# Made by all ranks of the world, in the same order, also by those that are not members.
+GROUP_FUNCTIONS = frozenset({"new_group", "_new_group_with_tag", "split_group", "new_subgroups"})
 STORE_NATIVE = re.compile(r"TCPStore|FileStore|PrefixStore|tcputil")
 COLLECTIVE_NATIVE = re.compile(
     r"c10d::(?:Work|ProcessGroup|ops|Reducer)|gloo::|AsyncWork|ncclGroup|ProcessGroupGloo"
 )
+
+# Wakes up again and again while it waits for worker processes (datasets' map): no sign of work.
+WORKER_POLLS = frozenset({"iflatmap_unordered"})
+# subprocess and os: the thread waits for a program that it started.
+WAITS_FOR_A_COMMAND = frozenset(
+    {"communicate", "_communicate", "_wait", "_try_wait", "waitpid", "check_call"}
+)
+# socket, ssl and multiprocessing.connection: reads that wait for somebody's bytes.
+RECEIVES = frozenset({"readinto", "recv_into", "recv", "_recv", "_recv_bytes", "read1"})
+# Libraries that poll for a lock file.
+LOCK_FILE = re.compile(r"(?:^|/)(?:filelock|portalocker|fasteners)/")
 
 LOADER_FUNCTIONS = frozenset(
     {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ftdash.monitor.diagnosis import frames, procfs, source
+from ftdash.monitor.diagnosis import frames, knowledge, procfs, source
+from ftdash.monitor.diagnosis.arguments import add_calls
 from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
 from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
@@ -109,7 +110,19 @@ def sample_processes(
         interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
     time.sleep(max(0.0, started + interval_s - time.monotonic()))
     second = take_sample(trainers, beats=beats, timeout_s=2.0 if quick else 3.0)
-    return [first, second if quick else add_native(second)]
+    if quick:
+        return [first, second]
+    second = add_native(second)
+    if _all_in_calls(second):
+        add_calls(second.ranks)
+    return [first, second]
+
+
+def _all_in_calls(sample: Sample) -> bool:
+    """Whether every rank is in a collective, and one of them in a call with somebody in particular."""
+    readings = [frames.read_threads(evidence.threads) for evidence in sample.ranks]
+    named = any(reading.op in knowledge.NAMES_A_RANK for reading in readings)
+    return named and all(reading.in_collective for reading in readings)
 
 
 def _launchers_below(pids: Sequence[int]) -> list[ProcessEvidence]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -383,8 +383,11 @@ class LogReader:
 _LOG_SUFFIXES = {".log", ".txt", ".out", ".err", ".json", ""}
 
 
-def read_logs(root: Path) -> LogEvidence:
-    """All logs in a folder (or one file). Raises FileNotFoundError when there is no such folder."""
+def read_logs(root: Path, up_to: Mapping[str, int] | None = None) -> LogEvidence:
+    """All logs in a folder (or one file). Raises FileNotFoundError when there is no such folder.
+
+    `up_to` gives sizes in bytes by path below `root`: only that much of each file is read, nothing of others.
+    """
     if not root.exists():
         raise FileNotFoundError(f"{root}: no such file or folder")
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
@@ -401,12 +404,12 @@ def read_logs(root: Path) -> LogEvidence:
         if len(chosen) == 1:
             rank = name.rank if "rank" in relative.lower() else name.local_rank
         try:
-            size = path.stat().st_size
+            size = path.stat().st_size if up_to is None else up_to.get(relative, 0)
             with path.open("rb") as handle:
                 if size > MAX_FILE_BYTES:
                     reader.evidence.notices.append(f"{relative}: {size >> 20} MiB, only its end was read")
                     handle.seek(size - MAX_FILE_BYTES)
-                data = handle.read(MAX_FILE_BYTES)
+                data = handle.read(min(size, MAX_FILE_BYTES))
         except OSError as error:
             reader.evidence.notices.append(f"{relative}: cannot be read: {error.strerror}")
             continue

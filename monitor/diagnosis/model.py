@@ -129,6 +129,7 @@ class RankEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     beat: Beat | None = None
     gpu_util: int | None = None  # percent
     gpu_power_w: float | None = None
+    call: dict[str, int] = {}  # source, destination or root of the call it is in
     notes: list[str] = []
 
     @property
@@ -252,6 +253,8 @@ class Sample:
     world_size: int | None = None
     expected: frozenset[int] = frozenset()  # ranks that ought to be seen here
     launchers: tuple[ProcessEvidence, ...] = ()
+    timeout_s: float = 0.0  # of collectives, 0 when not known
+    timeout_source: str = ""
     notices: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[RankEvidence]:

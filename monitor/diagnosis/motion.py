@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftdash.monitor.diagnosis import frames, source
-from ftdash.monitor.diagnosis.frames import Origin, Reading
+from ftdash.monitor.diagnosis import frames, knowledge, source
+from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, Phase
 from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, RankEvidence, Thread
 
@@ -36,6 +36,8 @@ class Motion:
     grown_bytes: int = 0
     beat_changed: bool = False
     children_move: bool = False
+    threads_move: bool = False  # other threads in the user's code
+    commands_move: bool = False  # programs below it that are no Python
     died: bool = False
 
     @property
@@ -114,10 +116,13 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         changed = one != two
         line_changed = one[:1] != two[:1]
     children = {child.pid: child for child in before.children}
-    move = any(
-        child.pid not in children or _child_moves(children[child.pid], child, interval_s)
+    moving = [
+        child
         for child in after.children
-    )
+        if child.pid not in children or _child_moves(children[child.pid], child, interval_s)
+    ]
+    move = any(child.failure is not DumpFailure.NOT_PYTHON for child in moving)
+    commands = any(child.failure is DumpFailure.NOT_PYTHON for child in moving)
     beat = bool(before.beat and after.beat and before.beat != after.beat)
     if not counted:
         return Motion(
@@ -127,6 +132,7 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
             line_changed=line_changed,
             beat_changed=beat,
             children_move=move,
+            threads_move=_threads_move(before, after),
             died=died,
         )
     return Motion(
@@ -143,7 +149,22 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         grown_bytes=new.rss - old.rss,
         beat_changed=beat,
         children_move=move,
+        threads_move=_threads_move(before, after),
+        commands_move=commands,
         died=died,
+    )
+
+
+def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
+    """Whether a thread in the user's code, other than the main one, stands elsewhere now."""
+    main = frames.main_thread(after.threads)
+    old = {thread.os_tid: _key(thread, python_only=True) for thread in before.threads if thread.os_tid}
+    return any(
+        thread is not main
+        and thread.os_tid in old
+        and old[thread.os_tid] != _key(thread, python_only=True)
+        and any(frames.origin(frame) is Origin.OWN for frame in thread.frames)
+        for thread in after.threads
     )
 
 
@@ -157,20 +178,59 @@ def _tight_loop(motion: Motion, first: Reading, second: Reading, gil: bool) -> b
     """A pure Python loop in one function of the user, that calls nothing and holds the interpreter lock."""
     own = second.telling is not None and frames.origin(second.telling) is Origin.OWN
     own = own and first.telling is not None and frames.origin(first.telling) is Origin.OWN
+    if second.own is not None and source.gets_on(second.own):
+        return False
     return own and gil and motion.busy and _same_own_function(first, second) and not motion.transfers
+
+
+def _waits_for_workers(reading: Reading) -> bool:
+    return bool(reading.names & knowledge.WORKER_POLLS)
+
+
+def _only_waits(first: Reading, second: Reading) -> bool:
+    """Whether the user's lines stand in a loop that waits until something holds, or in a lock's own poll."""
+    if first.wait is second.wait is Wait.LOCK:
+        return True
+    callee = ""
+    for frame in (second.own, *second.callers[:2]):
+        if frame is None:
+            return False
+        if source.polls(frame, callee):
+            return True
+        if not source.does_nothing(frame):
+            return False
+        callee = frame.short
+    return False
+
+
+def _paces_itself(before: Reading, reading: Reading) -> bool:
+    """Whether it sleeps in a loop of the user's that goes through something."""
+    if reading.own is None or reading.telling is not reading.own or reading.blocked_by is not None:
+        return False
+    if not any("sleep" in source.line_text(frame) for frame in (before.own, reading.own)):
+        return False
+    for frame in (reading.own, *reading.callers[:3]):
+        gets_on = source.gets_on(frame)
+        if gets_on is not None:
+            return gets_on
+    return False
 
 
 def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bool:
     """For a rank outside of any collective: whether it gets on with work that will end.
 
     A sleep or a wait without end shows nothing; a poll shows wake-ups at one and the same line, or a loop
-    in the source that only sleeps until a condition holds, in any phase; a tight loop burns a core without
+    in the source that only waits until a condition holds, in any phase; a tight loop burns a core without
     calling anything. Work changes its stack, moves bytes, grows, uses a core in
     native code, or wakes up in a phase that is known to be slow.
     """
     if motion.beat_changed or motion.children_move or motion.transfers:
         return True
-    if _same_own_function(first, second) and second.own is not None and source.polls(second.own):
+    if motion.commands_move and second.names & knowledge.WAITS_FOR_A_COMMAND:
+        return True
+    if not motion.busy and _waits_for_workers(second):
+        return False  # its workers are what would move
+    if not motion.busy and _same_own_function(first, second) and _only_waits(first, second):
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
     if slow_phase and (
@@ -181,8 +241,12 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return motion.stack_changed
     if motion.busy:
         return not _tight_loop(motion, first, second, gil)
-    if motion.grown_bytes > _GROWTH_BYTES:
+    if motion.grown_bytes > _GROWTH_BYTES or (motion.sleeps >= _SLEEPS and _paces_itself(first, second)):
         return True
+    if motion.sleeps >= _SLEEPS and second.names & knowledge.RECEIVES and second.blocked_by is not None:
+        return True  # a blocked read wakes up when something has come
+    if motion.threads_move and second.blocked_by is not None:
+        return True  # it waits for a thread of its own, which works
     if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):
         # A poll: wakes up, sleeps again at the same place.
         return motion.stack_changed and not _same_own_function(first, second)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
 from ftdash.monitor.diagnosis import frames, source
+from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
 from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, Phase
+from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
@@ -79,7 +80,14 @@ def _coarse_number(view: View) -> int:
 
 def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Verdict:
     """Everybody is in a collective: who differs?"""
-    for rule in (_generate_left, _one_sided_context, _model_path, _unused_experts):
+    for rule in (
+        _point_to_point,
+        _other_root,
+        _generate_left,
+        _one_sided_context,
+        _model_path,
+        _unused_experts,
+    ):
         if verdict := rule(views, two):
             return verdict
     phase_odd, tied = _odd_ones(views, _coarse_phase)
@@ -131,6 +139,66 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         "hardware, or ask the flight recorder for a difference in size or sequence",
         tuple(evidence),
         _power_against(views),
+    )
+
+
+def _point_to_point(views: Sequence[View], two: bool) -> Verdict | None:
+    """Sends and receives wait for one rank each: a ring of them, or the rank at the end of the chain."""
+    calls = {
+        view.rank: root
+        for view in views
+        if view.op in POINT_TO_POINT and (root := root_of(view.evidence.call)) is not None
+    }
+    if not calls:
+        return None
+    by_rank = {view.rank: view for view in views}
+    chain = ", ".join(f"rank {rank} waits for rank {peer}" for rank, peer in sorted(calls.items()))
+    if ring := stuck_in_the_ring(calls):
+        named = [by_rank[rank] for rank in sorted(ring) if rank in by_rank]
+        why = "it waits for a rank that waits for it: one of them has to send first"
+        kind, reason = Kind.ORDER_MISMATCH, f"rank {ranks_of(named)} wait for one another"
+    else:
+        ends = {peer for peer in calls.values() if peer not in calls and peer in by_rank}
+        if len(ends) != 1:
+            return None
+        named = [by_rank[rank] for rank in ends]
+        peer_of = [by_rank[rank] for rank, peer in calls.items() if peer in ends]
+        why = (
+            f"rank {ranks_of(peer_of)} waits for a message of it, and it is in {named[0].op or named[0].wait}"
+        )
+        kind = Kind.COLLECTIVE_MISMATCH
+        reason = f"rank {ranks_of(named)} calls another collective than the others wait for"
+    return Verdict(
+        kind,
+        tuple(view.culprit(why) for view in named),
+        confidence(0.88, views, two=two),
+        reason,
+        (chain, *(describe(view) for view in named[:2])),
+    )
+
+
+def _other_root(views: Sequence[View], two: bool) -> Verdict | None:
+    """The same call, and a few ranks name another source or destination."""
+    roots = {
+        view.rank: root
+        for view in views
+        if view.op not in POINT_TO_POINT and (root := root_of(view.evidence.call)) is not None
+    }
+    if len({view.op for view in views}) > 1 or len(roots) < len(views):
+        return None
+    odd, tied = _odd_ones(views, lambda view: roots[view.rank])
+    if not odd or tied or len({_own_place(view) for view in views}) > 1:
+        return None
+    usual = next(root for rank, root in roots.items() if rank not in {view.rank for view in odd})
+    return Verdict(
+        Kind.COLLECTIVE_MISMATCH,
+        tuple(
+            view.culprit(f"it names rank {roots[view.rank]} as the source or target, the others rank {usual}")
+            for view in odd
+        ),
+        confidence(0.9, views, two=two),
+        f"rank {ranks_of(odd)} makes the {odd[0].op} with another root than the others",
+        (", ".join(f"rank {rank}: root {root}" for rank, root in sorted(roots.items())[:16]),),
     )
 
 

@@ -12,6 +12,7 @@ from ftdash.monitor.diagnosis.model import DumpFailure
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _CAP_SYS_PTRACE = 1 << 19
+_ALL_IDS = "4294967295"  # length of the map of the first user namespace
 
 REMEDIES = {
     DumpFailure.GONE: "the process has ended: look at its log and exit code",
@@ -38,6 +39,8 @@ class Access:
     in_container: bool
     same_pid_namespace: bool
     same_user_namespace: bool
+    inside_user_namespace: bool = False  # this process itself lives in one (a rootless container)
+    memory_opens: bool = False  # tracing is allowed: what was refused is something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,36 @@ def _namespace(pid: int | str, name: str) -> str:
         return ""
 
 
-def _same_namespace(pid: int, name: str) -> bool:
-    other = _namespace(pid, name)
-    return not other or other == _namespace("self", name)
+# The links in /proc/PID/ns cannot be read where tracing is forbidden, which is just when they are needed;
+# these files can: the user ids that a namespace maps, and the pids of a process in each nested namespace.
+def _same_user_namespace(pid: int) -> bool:
+    other = _namespace(pid, "user")
+    if other:
+        return other == _namespace("self", "user")
+    theirs = procfs.text(f"/proc/{pid}/uid_map").split()
+    return not theirs or theirs == procfs.text("/proc/self/uid_map").split()
+
+
+def _same_pid_namespace(pid: int) -> bool:
+    other = _namespace(pid, "pid")
+    if other:
+        return other == _namespace("self", "pid")
+    return not (depth := _pid_depth(pid)) or depth == _pid_depth("self")
+
+
+def _pid_depth(pid: int | str) -> int:
+    """In how many pid namespaces, seen from this /proc, the process has a number; 0 when not known."""
+    found = re.search(r"^NSpid:(.*)$", procfs.text(f"/proc/{pid}/status"), re.M)
+    return len(found[1].split()) if found else 0
+
+
+def _memory_opens(pid: int) -> bool:
+    """The kernel's own check of the right to trace, without a pause of the process."""
+    try:
+        os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
 
 
 def read_access(pid: int) -> Access:
@@ -73,13 +103,27 @@ def read_access(pid: int) -> Access:
         yama_scope=yama,
         has_cap=bool(effective and int(effective[1], 16) & _CAP_SYS_PTRACE),
         in_container=any(Path(mark).exists() for mark in marks) or "container" in os.environ,
-        same_pid_namespace=_same_namespace(pid, "pid"),
-        same_user_namespace=_same_namespace(pid, "user"),
+        same_pid_namespace=_same_pid_namespace(pid),
+        same_user_namespace=_same_user_namespace(pid),
+        inside_user_namespace=procfs.text("/proc/self/uid_map").split()[2:] != [_ALL_IDS],
+        memory_opens=_memory_opens(pid),
     )
 
 
 def explain_denied(access: Access) -> Failure:
     """The one reason, and the one remedy, for "permission denied"."""
+    if access.memory_opens:
+        return Failure(
+            DumpFailure.UNREADABLE,
+            "it may be traced, but its Python's own files cannot be opened by you",
+            "make its interpreter and libraries readable for you, or ask the hook with SIGUSR2",
+        )
+    if access.inside_user_namespace and not access.same_user_namespace:
+        return Failure(
+            DumpFailure.OTHER_NAMESPACE,
+            "this shell lives in a user namespace (a rootless container), the process outside of it",
+            "run ftdash outside of this container",
+        )
     if not access.same_user_namespace or not access.same_pid_namespace:
         return Failure(
             DumpFailure.OTHER_NAMESPACE,

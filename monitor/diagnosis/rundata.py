@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +11,26 @@ import msgspec
 
 from ftdash.monitor import control
 from ftdash.monitor.diagnosis import live, procfs
+from ftdash.monitor.diagnosis.deadline import known_timeout
 from ftdash.monitor.diagnosis.flight import read_flight
+from ftdash.monitor.diagnosis.incident import kept, read_dump_folder
 from ftdash.monitor.diagnosis.logs import read_logs
-from ftdash.monitor.diagnosis.model import LogEvidence, LogFinding, LogKind, RankEvidence, Sample, decode_rank
+from ftdash.monitor.diagnosis.model import (
+    DumpFailure,
+    LogEvidence,
+    LogFinding,
+    LogKind,
+    ProcessEvidence,
+    RankEvidence,
+    Sample,
+)
+from ftdash.monitor.diagnosis.permission import REMEDIES
+from ftdash.monitor.hostname import node_name
+from ftdash.monitor.reach import ANSWER_S, Reach, unanswered
 from ftdash.monitor.records import Meta, decoder
-from ftdash.monitor.rundir import Manifest, RunDir
+from ftdash.monitor.rundir import Manifest, RunDir, RunError
 
 _HEAD_BYTES = 256 << 10
-_MAX_DUMP_BYTES = 32 << 20
 _AGENT_PATIENCE_S = 4.0
 _LOOK_EVERY_S = 0.05
 
@@ -44,73 +56,121 @@ def rank_metas(run: RunDir) -> dict[int, Meta]:
     return found
 
 
-def sample_run(run: RunDir, *, quick: bool = False) -> list[Sample]:
-    """Two samples of a live run, or one of what a dead one left. Raises RunError."""
+def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) -> list[Sample]:
+    """Two samples of a live run, or what a dead one left. Raises RunError.
+
+    `reach` gets at nodes of other machines whose agents do not answer.
+    """
     manifest = run.read_manifest()
     metas = rank_metas(run)
-    host = socket.gethostname()
+    host = node_name()
     here = [meta for meta in metas.values() if meta.host in ("", host) and procfs.state_letter(meta.pid)]
     elsewhere = [meta for meta in metas.values() if meta.host not in ("", host)]
     ended = manifest.state in ("finished", "failed", "stopped")
+    limit = known_timeout(run, [meta.pid for meta in here])
     if elsewhere and not ended:
-        return _ask_agents(run, manifest, quick=quick)
-    if here:
+        samples = _ask_agents(run, manifest, metas, quick=quick, reach=reach)
+    elif here and not ended:
         samples = live.sample_processes([meta.pid for meta in here], quick=quick, beats=run.telemetry)
         expected = frozenset(range(manifest.world_size))
-        return [replace(sample, expected=expected, world_size=manifest.world_size) for sample in samples]
-    if not ended and procfs.state_letter(manifest.launcher_pid or -1):
-        return live.sample_processes([manifest.launcher_pid], quick=quick, beats=run.telemetry)
-    return [_left_behind(run, manifest)]
+        samples = [replace(sample, expected=expected, world_size=manifest.world_size) for sample in samples]
+    elif not ended and procfs.state_letter(manifest.launcher_pid or -1):
+        samples = live.sample_processes([manifest.launcher_pid], quick=quick, beats=run.telemetry)
+    else:
+        samples = _left_behind(run, manifest)
+    return [replace(sample, timeout_s=limit.seconds, timeout_source=limit.source) for sample in samples]
 
 
-def _ask_agents(run: RunDir, manifest: Manifest, *, quick: bool) -> list[Sample]:
-    """Two dumps by the agents of all nodes."""
+def _ask_agents(
+    run: RunDir, manifest: Manifest, metas: dict[int, Meta], *, quick: bool, reach: Reach | None
+) -> list[Sample]:
+    """Two dumps by the agents of all nodes, and by `reach` on those whose agents do not answer."""
     samples = []
     pause_s = live.QUICK_INTERVAL_S if quick else live.CONFIRM_INTERVAL_S
+    patience_s = 1.0 if quick else _AGENT_PATIENCE_S
+    hosts = {meta.host for meta in metas.values()}
+    silent: set[str] = set()
     for number in range(2):
         started = time.monotonic()
-        folder = control.request_dump(run)
-        samples.append(_wait_for_dumps(folder, manifest, 1.0 if quick else _AGENT_PATIENCE_S))
+        request, folder = control.ask_for_dump(run)
+        notices: tuple[str, ...] = ()
+        if reach is not None:
+            silent = silent or unanswered(request, hosts, ANSWER_S)
+        if reach is not None and silent:
+            notices = (_dump_silent(reach, silent, folder),)
+        found = _wait_for_dumps(folder, manifest.world_size, patience_s)
+        samples.append(replace(_with_silent(found, manifest, metas), notices=notices))
         if number == 0:
             time.sleep(max(0.0, started + pause_s - time.monotonic()))
     return samples
 
 
-def _wait_for_dumps(folder: Path, manifest: Manifest, patience_s: float) -> Sample:
+def _dump_silent(reach: Reach, hosts: Collection[str], folder: Path) -> str:
+    """What there is to say of nodes without a living agent."""
+    names = ", ".join(sorted(hosts))
+    try:
+        reach.dump(hosts, folder)
+    except RunError as error:
+        return f"no answer from the agent on {names}, and not reached otherwise: {error}"
+    return f"no answer from the agent on {names}: stacks taken without it"
+
+
+def _wait_for_dumps(folder: Path, wanted: int, patience_s: float) -> dict[int, RankEvidence]:
     deadline = time.monotonic() + patience_s
     found: dict[int, RankEvidence] = {}
-    while time.monotonic() < deadline and len(found) < manifest.world_size:
+    while time.monotonic() < deadline and len(found) < wanted:
         found = read_dump_folder(folder)
         time.sleep(_LOOK_EVERY_S)
-    expected = frozenset(range(manifest.world_size))
-    ranks = tuple(found[rank] for rank in sorted(found))
-    return Sample(t=time.time(), ranks=ranks, expected=expected, world_size=manifest.world_size)
-
-
-def read_dump_folder(folder: Path) -> dict[int, RankEvidence]:
-    """The ranks' evidence in one folder below stacks/; broken and oversized files are left out."""
-    found = {}
-    for path in folder.glob("rank-*.json"):
-        try:
-            if path.stat().st_size <= _MAX_DUMP_BYTES:
-                evidence = decode_rank(path.read_bytes())
-                found[evidence.rank] = evidence
-        except (OSError, msgspec.DecodeError):
-            continue
     return found
 
 
-def _left_behind(run: RunDir, manifest: Manifest) -> Sample:
-    """What a dead run left: logs, flight recorder dumps, exit codes."""
+def _with_silent(found: dict[int, RankEvidence], manifest: Manifest, metas: dict[int, Meta]) -> Sample:
+    """The ranks of nodes whose agent gave nothing were not looked at: that makes nobody a suspect."""
+    now = time.time()
+    answered = {evidence.host for evidence in found.values()}
+    ranks = dict(found)
+    for rank, meta in metas.items():
+        if rank not in found and meta.host not in answered:
+            ranks[rank] = RankEvidence(
+                rank=rank,
+                host=meta.host,
+                t=now,
+                process=ProcessEvidence(
+                    pid=meta.pid,
+                    host=meta.host,
+                    t=now,
+                    failure=DumpFailure.NO_ANSWER,
+                    failure_text=f"the agent on {meta.host} did not answer in time",
+                    remedy=REMEDIES[DumpFailure.NO_ANSWER],
+                ),
+            )
+    return Sample(
+        t=now,
+        ranks=tuple(ranks[rank] for rank in sorted(ranks)),
+        expected=frozenset(range(manifest.world_size)),
+        world_size=manifest.world_size,
+    )
+
+
+def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
+    """What a dead run left: evidence of a hang, logs, flight recorder dumps, exit codes."""
     notices = [f"the run has ended: {manifest.state}"]
     dumps, flight_notices = read_flight(run.flight) if run.flight.is_dir() else ([], [])
     notices += flight_notices
-    logs = read_logs(run.logs) if run.logs.is_dir() else LogEvidence()
-    logs.world_size = logs.world_size or manifest.world_size
-    plan = manifest.plan or {}
-    seq_len = plan.get("seq_len") if isinstance(plan, dict) else None
-    if isinstance(seq_len, int):
-        logs.seq_len = logs.seq_len or seq_len
+    hang = kept(run, manifest.started)
+    if hang is not None and hang.samples and not hang.incident.working:
+        seen = time.strftime("%H:%M:%S", time.gmtime(hang.incident.t))
+        before = f", {manifest.ended - hang.incident.t:.0f} s before the end" if manifest.ended else ""
+        notices.append(
+            f"evidence taken at {seen} UTC{before}, after {hang.incident.quiet_s:.0f} s without progress"
+        )
+        if manifest.reason:
+            notices.append(f"how it ended then: {manifest.reason}")
+        logs = _logs(run, manifest, hang.incident.log_bytes)
+        samples = [replace(sample, world_size=manifest.world_size) for sample in hang.samples]
+        last = replace(samples[-1], flight=tuple(dumps), logs=logs, notices=tuple(notices))
+        return [*samples[:-1], last]
+    logs = _logs(run, manifest)
     if manifest.first_failing_rank is not None:
         rank = manifest.first_failing_rank
         code = next((item.code for item in manifest.exits if item.rank == rank), None)
@@ -125,10 +185,22 @@ def _left_behind(run: RunDir, manifest: Manifest) -> Sample:
                 exit_code=code,
             )
         )
-    return Sample(
-        t=manifest.ended or time.time(),
-        flight=tuple(dumps),
-        logs=logs if logs.findings else None,
-        world_size=manifest.world_size,
-        notices=tuple(notices),
-    )
+    return [
+        Sample(
+            t=manifest.ended or time.time(),
+            flight=tuple(dumps),
+            logs=logs if logs.findings else None,
+            world_size=manifest.world_size,
+            notices=tuple(notices),
+        )
+    ]
+
+
+def _logs(run: RunDir, manifest: Manifest, up_to: Mapping[str, int] | None = None) -> LogEvidence:
+    logs = read_logs(run.logs, up_to) if run.logs.is_dir() else LogEvidence()
+    logs.world_size = logs.world_size or manifest.world_size
+    plan = manifest.plan or {}
+    seq_len = plan.get("seq_len") if isinstance(plan, dict) else None
+    if isinstance(seq_len, int):
+        logs.seq_len = logs.seq_len or seq_len
+    return logs

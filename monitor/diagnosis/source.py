@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -121,35 +122,158 @@ def loop_may_break(frame: Frame) -> bool:
     return any(isinstance(inner, ast.Break | ast.Return) for loop in loops for inner in ast.walk(loop))
 
 
-_POLL_CALLS = frozenset({"sleep", "print", "debug", "info", "warning", "time", "monotonic", "perf_counter"})
+_Loop = ast.For | ast.AsyncFor | ast.While
 
 
 @lru_cache(maxsize=4096)
-def polls(frame: Frame) -> bool:
-    """Whether the line's innermost loop is a `while` that does nothing but sleep until something holds."""
-    loop = next(
-        (
-            node
-            for node, name in reversed(_around(frame))
-            if isinstance(node, ast.For | ast.While) and name in ("body", "test")
-        ),
-        None,
-    )
+def _innermost_loop(frame: Frame) -> _Loop | None:
+    for node, name in reversed(_around(frame)):
+        if isinstance(node, _Loop) and name in ("body", "test"):
+            return node
+    return None
+
+
+def _ends_the_loop(body: Sequence[ast.stmt]) -> bool:
+    last = body[-1]
+    if isinstance(last, ast.With | ast.AsyncWith):
+        return _ends_the_loop(last.body)
+    return isinstance(last, ast.Break | ast.Return | ast.Raise)
+
+
+_POLL_CALLS = frozenset(
+    {
+        "sleep",
+        "print",
+        "debug",
+        "info",
+        "warning",
+        "time",
+        "monotonic",
+        "perf_counter",
+        "wait",
+        "poll",
+        "join",
+    }
+    | {"is_set", "is_alive", "done", "empty", "qsize", "exists", "is_file", "is_dir", "isfile", "isdir"}
+    | {"stat", "getsize", "listdir", "glob"}
+)
+_TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discard"})
+
+
+@lru_cache(maxsize=4096)
+def gets_on(frame: Frame) -> bool | None:
+    """Whether the innermost loop around a line goes through something, or works at what its conditions ask.
+
+    None where there is no loop, or no source.
+    """
+    loop = _innermost_loop(frame)
+    if loop is None:
+        return None
     if not isinstance(loop, ast.While):
+        return True
+    conditions = _conditions(loop)
+    asked = {node.id for test in conditions for node in ast.walk(test) if isinstance(node, ast.Name)}
+    worked_on = _worked_on(loop)
+    return any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop))
+
+
+@lru_cache(maxsize=4096)
+def polls(frame: Frame, callee: str = "") -> bool:
+    """Whether the line's innermost loop only waits until something holds or succeeds.
+
+    What stands in the loop's condition, in an `if` that leaves it, or in a `try` whose success leaves it is
+    asked, not done; so is a call whose result only such a condition uses. `callee` is a function of the user
+    that the line calls and that itself only waits.
+    """
+    loop = _innermost_loop(frame)
+    if loop is None:
         return False
-    leaving = [
-        item
-        for item in ast.walk(loop)
-        if isinstance(item, ast.If) and isinstance(item.body[-1], ast.Break | ast.Return | ast.Raise)
-    ]
-    asked = {node for item in leaving for part in (item.test, *item.body) for node in ast.walk(part)}
+    asked: set[ast.AST] = set()
+    for item in ast.walk(loop):
+        if isinstance(item, ast.If) and _ends_the_loop(item.body):
+            asked.update(node for part in (item.test, *item.body) for node in ast.walk(part))
+        elif isinstance(item, ast.Try) and (
+            _ends_the_loop(item.body) or (item.orelse and _ends_the_loop(item.orelse))
+        ):
+            asked.update(node for part in (*item.body, *item.orelse) for node in ast.walk(part))
+        elif isinstance(item, ast.Assign) and all(
+            isinstance(target, ast.Name) and _only_asked(loop, target.id) for target in item.targets
+        ):
+            asked.update(ast.walk(item.value))
+    if isinstance(loop, ast.While):
+        tested = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+        if tested & _worked_on(loop):
+            return False
+    elif not asked:
+        return False  # it goes through something
     calls = {
         called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
         for statement in loop.body
         for node in ast.walk(statement)
         if isinstance(node, ast.Call) and node not in asked
     }
-    return "sleep" in calls and calls <= _POLL_CALLS
+    return bool(asked or calls) and calls <= _POLL_CALLS | {callee}
+
+
+def _conditions(loop: _Loop) -> list[ast.expr]:
+    """What decides when the loop ends."""
+    leaving = [n.test for n in ast.walk(loop) if isinstance(n, ast.If) and _ends_the_loop(n.body)]
+    return [loop.test, *leaving] if isinstance(loop, ast.While) else leaving
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
+
+
+def _set_in(loop: _Loop) -> set[str]:
+    return set().union(*(_names(statement, ast.Store) for statement in loop.body)) | _worked_on(loop)
+
+
+def _worked_on(loop: _Loop) -> set[str]:
+    """Names that the loop changes step by step: `n += 1`, `items = items[1:]`, `items.pop()`."""
+    found: set[str] = set()
+    for node in ast.walk(loop):
+        if isinstance(node, ast.AugAssign):
+            found |= _names(node.target, ast.Store)
+        elif isinstance(node, ast.Assign):
+            targets = set().union(*(_names(target, ast.Store) for target in node.targets))
+            found |= targets & _names(node.value, ast.Load)
+        elif isinstance(node, ast.Attribute) and node.attr in _TAKES and isinstance(node.value, ast.Name):
+            found.add(node.value.id)
+    return found
+
+
+def _only_asked(loop: _Loop, name: str) -> bool:
+    """Whether the loop uses a name in the conditions that end it, and nowhere else."""
+    inside = {node for test in _conditions(loop) for node in ast.walk(test)}
+    uses = [
+        n for n in ast.walk(loop) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+    ]
+    return bool(uses) and all(use in inside for use in uses)
+
+
+@lru_cache(maxsize=4096)
+def does_nothing(frame: Frame) -> bool:
+    """Whether the function around a line only waits: its calls are sleeps and words for the log."""
+    tree = _tree(frame.file)
+    if tree is None:
+        return False
+    around = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == frame.short
+        and node.lineno <= frame.line <= (node.end_lineno or 0)
+    ]
+    if not around:
+        return False
+    calls = {
+        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
+        for statement in around[-1].body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call)
+    }
+    return bool(calls) and calls <= _POLL_CALLS | {"wait"}
 
 
 def says_store(text: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, Phase
+from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, WORKER_POLLS, Phase
 from ftdash.monitor.diagnosis.model import Culprit, DumpFailure, Sample, Verdict
 from ftdash.monitor.diagnosis.odd import all_waiting
 from ftdash.monitor.diagnosis.views import View, blocked_in_lock, child_blocked_in_lock, static_slow
@@ -289,9 +289,9 @@ def _before_training(
 def _outside_kind(view: View) -> Kind:
     """What a rank outside of collectives is held up by."""
     children = view.evidence.children
-    if view.wait is Wait.LOADER:
+    if view.wait is Wait.LOADER or view.reading.names & WORKER_POLLS:
         return Kind.LOCK if any(child_blocked_in_lock(child) for child in children) else Kind.DATA_LOADER
-    if view.wait is Wait.FINALIZER:
+    if view.wait in (Wait.FINALIZER, Wait.LOCK):
         return Kind.LOCK
     if view.wait is Wait.STORE:
         return Kind.STORE
@@ -312,7 +312,8 @@ def _outside_why(view: View, kind: Kind) -> str:
     dead = [c for c in view.evidence.children if c.failure is DumpFailure.ZOMBIE]
     if kind is Kind.DATA_LOADER:
         tail = f"; {len(dead)} of its workers are dead" if dead else ""
-        return f"it waits for its data loader{inside}, which does not deliver{tail}"
+        workers = "worker processes" if view.reading.names & WORKER_POLLS else "data loader"
+        return f"it waits for its {workers}{inside}, which does not deliver{tail}"
     if kind is Kind.LOCK:
         if any(child_blocked_in_lock(child) for child in view.evidence.children):
             return "its worker waits for a lock or a thread that does not exist after the fork"

@@ -20,6 +20,7 @@ from ftdash.monitor.diagnosis.model import (
 from ftdash.monitor.diagnosis.motion import Motion
 
 FUTEX_SYSCALL = 202
+_FED_BY_A_THREAD = frozenset({"get", "join", "result", "wait", "_wait_for_tstate_lock"})
 _DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
 
 
@@ -109,12 +110,18 @@ class View:
             worker_frame = frames.user_frame(frames.read_threads(child.threads))
             if worker_frame is not None:
                 text += f"; worker {child.pid}: {worker_frame}"
-        if self.wait is Wait.TEARDOWN and self.reading.own is None and (awaited := self._awaited_thread()):
+        leaving = self.wait is Wait.TEARDOWN and self.reading.own is None
+        if (leaving or self._waits_for_a_thread) and (awaited := self._awaited_thread()):
             text += f"; thread {awaited}"
         return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
 
+    @property
+    def _waits_for_a_thread(self) -> bool:
+        blocked = self.reading.blocked_by
+        return self.wait is Wait.OWN and blocked is not None and blocked.short in _FED_BY_A_THREAD
+
     def _awaited_thread(self) -> str:
-        """Name and own line of a thread that may keep the interpreter from ending, "" when there is none."""
+        """Name and own line of the first other thread in the user's code, "" when there is none."""
         main = frames.main_thread(self.evidence.threads)
         for thread in self.evidence.threads:
             if thread is not main and (own := frames.read_threads([thread]).own):

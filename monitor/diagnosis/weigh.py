@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis.deadline import time_left
 from ftdash.monitor.diagnosis.flightverdict import flight_verdict
 from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.kinds import NO_CULPRIT, Kind
@@ -66,6 +67,9 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
     verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views)
+    waiting = [view.rank for view in views if view.waits_for_peers]
+    if verdict.kind is not Kind.HEALTHY and (left := time_left(last, waiting)):
+        verdict = replace(verdict, evidence=(*verdict.evidence, left))
     return Diagnosis(verdict, group(views), notices + (tuple(logs.notices) if logs else ()))
 
 

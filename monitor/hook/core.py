@@ -124,12 +124,17 @@ class Hook:
         if self.run_dir is None:
             return
         telemetry = self.run_dir / "telemetry"
+        refused: Exception | None = None
         try:
             telemetry.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._writer = LineWriter(telemetry / f"rank-{self.rank}.jsonl")
             self._beat = BeatWriter(telemetry / f"rank-{self.rank}.beat")
         except Exception as error:
-            self._fail("heartbeat", error)
+            refused = error
+        with contextlib.suppress(Exception):
+            last = self._beat.close if self._beat is not None else None
+            self._writer = LineWriter(telemetry / f"rank-{self.rank}.jsonl", last=last)
+        if refused is not None:
+            self._fail("heartbeat", refused)
         stacks = self.run_dir / "stacks" / f"faulthandler-rank-{self.rank}.txt"
         self._stacks = process.dump_stacks_on_signal(stacks)
         process.allow_ptrace()
@@ -320,6 +325,7 @@ class Hook:
             "device": device,
             "device_uuid": uuid,
             "backend": dist.get_backend() if ready else "",
+            "collective_timeout_s": process.collective_timeout_s() if ready else 0.0,
             "versions": {"torch": torch.__version__},
         }
 
@@ -358,6 +364,7 @@ class Hook:
         except Exception as error:
             self._fail("close", error)
         self.enter("end")
+        self._beat = None  # closed by the writer's thread, which alone may wait for the disk
         if self._writer is not None:
             self._writer.close()
         process.forget_stack_dumps(self._stacks)

@@ -8,7 +8,7 @@ import faulthandler
 import os
 import signal
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
@@ -41,6 +41,17 @@ def allow_ptrace() -> None:
     """Let processes of the same user attach where Yama would refuse; without Yama the kernel says EINVAL."""
     with contextlib.suppress(Exception):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
+
+
+def collective_timeout_s() -> float:
+    """How long a collective of the default process group may take, seconds; 0 where torch does not say."""
+    with contextlib.suppress(Exception):
+        from torch.distributed import group
+
+        world: Any = group.WORLD
+        timeouts = [world._get_backend(device).options._timeout for device in world._device_types]
+        return min(timeout.total_seconds() for timeout in timeouts)
+    return 0.0
 
 
 def start_worker_server(path: Path) -> object | None:

@@ -1,7 +1,10 @@
 """Jobs that look stuck and are not, and jobs that just run: `near_hangs.py CASE`, one process per rank."""
 
 import os
+import socket
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -171,6 +174,113 @@ def waits_for_slow_loader():
     ready()
     for batch in DataLoader(Slow(), batch_size=20 if RANK == 0 else 1, num_workers=1):
         dist.all_reduce(batch.sum())
+
+
+def paces_itself():
+    def build_index():
+        for _ in range(10**6):
+            time.sleep(0.05)
+
+    ready()
+    if RANK == 1:
+        build_index()
+    dist.barrier()
+
+
+def works_through_a_queue():
+    def drain(items):
+        while items:
+            items = items[1:]
+            time.sleep(0.05)
+
+    ready()
+    if RANK == 0:
+        drain(list(range(10**6)))
+    dist.barrier()
+
+
+def counts_in_python():
+    def histogram():
+        counts = [0] * 97
+        for number in range(10**12):
+            counts[number % 97] += 1
+
+    ready()
+    if RANK == 0:
+        histogram()
+    dist.barrier()
+
+
+def waits_for_a_compiler():
+    ready()
+    if RANK == 0:
+        subprocess.run(["sh", "-c", "while :; do :; done"], check=False)
+    dist.barrier()
+
+
+def waits_for_its_writer():
+    def write():
+        with open(FOLDER / "state.bin", "wb") as handle:
+            for _ in range(10**6):
+                handle.write(b"x" * 20000)
+                handle.flush()
+                handle.seek(0)
+                time.sleep(0.02)
+
+    writer = threading.Thread(target=write)
+    ready()
+    if RANK == 0:
+        writer.start()
+        writer.join()
+    dist.barrier()
+
+
+def receives_slowly():
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        client, _ = server.accept()
+        while True:
+            client.sendall(b"y" * 100)
+            time.sleep(0.05)
+
+    def fetch_vocabulary():
+        with socket.create_connection(server.getsockname()) as connection, connection.makefile("rb") as lines:
+            total = 0
+            while chunk := lines.read(100):
+                total += len(chunk)
+
+    ready()
+    if RANK == 1:
+        threading.Thread(target=serve, daemon=True).start()
+        fetch_vocabulary()
+    dist.barrier()
+
+
+def finds_a_learning_rate():
+    """Every rank sleeps between its trial steps."""
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    for step in range(10**6):
+        model(torch.randn(4, 8)).sum().backward()
+        time.sleep(0.3)
+        if step == 2:
+            ready()
+
+
+def saves_in_a_thread():
+    """Training goes on while a thread writes the last checkpoint."""
+
+    def save(state):
+        while True:
+            torch.save(state, FOLDER / f"model-{RANK}.pt")
+            time.sleep(0.05)
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+    threading.Thread(target=save, args=(model.module.state_dict(),), daemon=True).start()
+    for step in range(10**6):
+        model(torch.randn(8, 64)).sum().backward()
+        if step == 2:
+            ready()
 
 
 def main(case):
