@@ -129,6 +129,28 @@ def gpu_names() -> tuple[str, ...]:
     return (*_known(), LOCAL)
 
 
+_LANES = (1, 2, 4, 8, 16)
+
+
+def with_pcie(device: Gpu, slot: str) -> Gpu:
+    """The GPU in a slot of `slot` generation and lanes, such as "3x8". Raises HardwareError."""
+    generation, _, lanes = slot.partition("x")
+    if not (generation.isascii() and generation.isdigit() and lanes.isascii() and lanes.isdigit()):
+        generation = lanes = "0"
+    rate = _PCIE_LANE_BYTES_PER_S.get(int(generation[:3]))
+    if rate is None or int(lanes[:3]) not in _LANES:
+        raise HardwareError(
+            f"--pcie {slot}: generation and lanes such as 4x16; generations "
+            f"{', '.join(map(str, _PCIE_LANE_BYTES_PER_S))}, lanes {', '.join(map(str, _LANES))}"
+        )
+    return _with_pcie(device, int(generation), rate * int(lanes))
+
+
+@cache
+def _with_pcie(device: Gpu, generation: int, rate: float) -> Gpu:
+    return replace(device, pcie_generation=generation, pcie_bytes_per_s=rate)
+
+
 def link_names() -> tuple[str, ...]:
     return tuple(link.name for link in _catalogue().links)
 

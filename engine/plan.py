@@ -65,6 +65,7 @@ class Loss(StrEnum):
     COMPILED = "compiled"
     CHUNKED = "chunked"
     FUSED = "fused"
+    UPCAST = "upcast"  # the model returns fp32 logits, alive through backward
 
 
 class Attention(StrEnum):
@@ -76,6 +77,7 @@ class Attention(StrEnum):
 class Optimizer(StrEnum):
     ADAMW = "adamw"  # fused, no whole-model temporaries
     ADAMW_FOREACH = "adamw-foreach"
+    ADAMW_BF16 = "adamw-bf16"  # both moments in bf16 (Megatron's precision-aware optimizer)
     ADAMW_8BIT = "adamw-8bit"
     ADAMW_4BIT = "adamw-4bit"
     PAGED_ADAMW_8BIT = "paged-adamw-8bit"
@@ -155,6 +157,7 @@ class Plan:
     method: Method = Method.FULL
     lora_rank: int = 16
     lora_targets: tuple[str, ...] = ("all-linear",)
+    lora_dropout: float = 0.0
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
     quant: Quant | None = None  # None: nf4-dq under qlora, none otherwise
@@ -177,6 +180,10 @@ class Plan:
     offload: Offload = Offload.NONE
     activation_offload: bool = False
     unsharded_init: bool = False  # every rank loads the whole model before it is sharded
+    untied_head: bool = False  # the framework gives a tied head weights of its own (LitGPT)
+    wrap_embeddings: bool = False  # embedding and head are FSDP units of their own (torchtitan, torchtune)
+    whole_graph: bool = False  # the step is one traced graph on one stream (SimpleFSDP, graph_trainer)
+    pcie: str | None = None  # generation and lanes of this machine's slots, such as "3x8"; None: the card's
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values, as it is stored in run.json and in *.plan files."""

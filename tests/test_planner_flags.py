@@ -67,7 +67,8 @@ def test_every_flag_reaches_its_field() -> None:
             "--quant nf4 --quantize-experts --quant-storage uint8 --adapter-dtype bf16 --expert-lora scaled "
             "--micro-batch 2 --grad-accum 3 --seq-len 4096 --checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
-            "--activation-offload --unsharded-init"
+            "--activation-offload --unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
+            "--lora-dropout 0"
         )
     )
     assert found == Plan.from_dict(
@@ -101,6 +102,10 @@ def test_every_flag_reaches_its_field() -> None:
             "reduce_dtype": "fp32",
             "activation_offload": True,
             "unsharded_init": True,
+            "untied_head": True,
+            "wrap_embeddings": True,
+            "whole_graph": True,
+            "pcie": "3x8",
         }
     )
 
@@ -174,6 +179,11 @@ def test_a_file_without_a_plan_is_named(tmp_path: Path, content: str) -> None:
         ("--model qwen3-8b --seq-len 1e300", "--seq-len 1e300"),
         ("--model qwen3-8b --lora-targets nothing", "--lora-targets nothing"),
         ("--model qwen3-8b --lora-rank 99999", "from 1 to 1024"),
+        ("--model qwen3-8b --method lora --lora-dropout 1", "from 0 to below 1"),
+        ("--model qwen3-8b --method lora --lora-dropout nan", "--lora-dropout nan"),
+        ("--model qwen3-30b-a3b --method lora --lora-dropout 0.1 --expert-lora full", "--lora-dropout 0.1"),
+        ("--model qwen3-8b --pcie 9x16", "generations 1, 2, 3, 4, 5, 6, lanes 1, 2, 4, 8, 16"),
+        ("--model qwen3-8b --pcie fast", "--pcie fast"),
         ("--model qwen3-8b --method full --dora", "--dora with --method full"),
         ("--model qwen3-8b --method full --lora-rank 8", "--lora-rank with --method full"),
         ("--model qwen3-8b --gpu a100-80g --precision fp8", "bf16-mixed, bf16, fp16-mixed, fp32"),

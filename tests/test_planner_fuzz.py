@@ -70,6 +70,11 @@ PLANS = st.builds(
     offload=st.sampled_from(Offload),
     activation_offload=st.booleans(),
     unsharded_init=st.booleans(),
+    lora_dropout=st.sampled_from([0.0, 0.1]),
+    untied_head=st.booleans(),
+    wrap_embeddings=st.booleans(),
+    whole_graph=st.booleans(),
+    pcie=st.sampled_from([None, "3x8", "5x16"]),
 )
 
 
@@ -135,6 +140,8 @@ FLAGS = {
     **{f"--{name}": st.sampled_from([*values, "nonsense"]) for name, values in DTYPES.items()},
     **{f"--{name}": WORDS for name in NAMES},
     **{f"--{name}": st.none() for name in SWITCHES},
+    "--lora-dropout": NUMBERS,
+    "--pcie": st.sampled_from(["3x8", "4x16", "x", "3x", "²x8", "9" * 5000, ""]),
 }
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import shlex
-from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,8 @@ from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.activations import saved_without_checkpointing
 from ftdash.engine.planner.result import Memory, PhaseName, Prediction
 from ftdash.engine.planner.setting import setting_of
-from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 
 GIB = 2**30
-DATA = Path(__file__).parent / "data"
 
 
 def plan(**fields: object) -> Prediction:
@@ -74,23 +69,6 @@ def test_allocated_is_the_largest_phase_and_every_phase_the_sum_of_its_terms() -
     for phase in found.phases:
         assert phase.total == sum(held for _, held in phase.terms())
     assert found.device > found.reserved >= found.allocated
-
-
-def test_fake_tensor_peaks_agree_with_the_closed_form() -> None:
-    """Peaks simulated with PyTorch's FSDP memory tracker; the goal is 3 % in the median and 8 % at most."""
-    if not (DATA / "simulated.csv").exists():
-        pytest.skip("no simulated peaks are kept yet")
-    parser = ArgumentParser()
-    add_plan_flags(parser)
-    with (DATA / "simulated.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    errors = []
-    for row in rows:
-        planned = evaluate(plan_from(parser.parse_args(shlex.split(row["flags"])))).memory.allocated
-        errors.append(planned / int(row["allocated"]) - 1)
-    sizes = sorted(abs(error) for error in errors)
-    assert sizes[len(sizes) // 2] <= 0.03
-    assert sizes[-1] <= 0.08
 
 
 def test_the_root_unit_is_most_of_a_widely_sharded_model() -> None:

@@ -18,9 +18,11 @@ def test_the_stored_grid_spans_models_methods_ranks_and_lengths() -> None:
     assert any("a3b" in (plan.model or "") for plan in plans)
 
 
-def test_the_closed_form_agrees_with_the_simulations_in_the_median() -> None:
+def test_the_closed_form_agrees_with_the_simulations() -> None:
+    """3 % in the median and 8 % at most."""
     off = {
         row["flags"]: abs(evaluate(plan_of(row["flags"])).memory.allocated / int(row["allocated"]) - 1)
         for row in stored_rows()
     }
     assert statistics.median(off.values()) <= 0.03
+    assert max(off.values()) <= 0.08, max(off, key=lambda flags: off[flags])

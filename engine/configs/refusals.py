@@ -5,7 +5,18 @@ from __future__ import annotations
 from ftdash.engine.configs.types import nodes_of
 from ftdash.engine.mesh import Mesh, check_shape
 from ftdash.engine.model.shape import ModelShape
-from ftdash.engine.plan import Checkpointing, Method, Offload, Plan, PlanError, Precision, Quant, Strategy
+from ftdash.engine.plan import (
+    Checkpointing,
+    Loss,
+    Method,
+    Offload,
+    Optimizer,
+    Plan,
+    PlanError,
+    Precision,
+    Quant,
+    Strategy,
+)
 
 ZERO_STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2, Strategy.ZERO3: 3}
 FSDP2 = frozenset({Strategy.FSDP, Strategy.FSDP_NO_RESHARD, Strategy.HSDP})
@@ -114,6 +125,12 @@ def _script_refusal(plan: Plan) -> str | None:
     """Choices that the planner counts and the training script does not make; never dropped in silence."""
     planned_only = {
         "--dora": plan.dora,
+        "--lora-dropout": plan.lora_dropout > 0,
+        "--optimizer adamw-bf16": plan.optimizer is Optimizer.ADAMW_BF16,
+        "--loss upcast": plan.loss is Loss.UPCAST,
+        "--untied-head": plan.untied_head,
+        "--wrap-embeddings": plan.wrap_embeddings,
+        "--whole-graph": plan.whole_graph,
         "--modules-to-save": bool(plan.modules_to_save),
         "--quantize-experts": plan.quantize_experts,
         "--compile": plan.compile,

@@ -28,25 +28,33 @@ class BlockActivations:
     live_whole: float
     everything: float  # what forward keeps without any checkpointing
     passing: float  # temporaries of a forward that keeps nothing
+    passing_whole: float = 0.0  # of them, what tensor parallelism leaves at full length
 
 
 def block_activations(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> BlockActivations:
     """Saved and live bytes per token under the plan's checkpointing; `adapted` is None in full training."""
     everything = saved_without_checkpointing(s, layer, adapted)
     h, c = s.shape.hidden, s.dtypes.compute
-    boundary = h * s.dtypes.stream
+    boundary = float(h * s.dtypes.stream)
     backward = _backward_temporaries(s, layer)
     # Sequence parallelism gathers a block's input to full length, and its gradient (arXiv 2205.05198, 4.2.2).
     live_whole = 2.0 * h * c if s.mesh.tp > 1 else 0.0
-    if s.plan.checkpointing is Checkpointing.FULL:
-        return BlockActivations(boundary, everything + backward, 0.0, live_whole, everything, backward)
-    if s.plan.checkpointing is Checkpointing.SELECTIVE:
-        kept, kept_whole = _saved_selectively(s, layer)
-        # What was kept is not computed again.
-        live = max(0.0, everything - kept) + backward
-        return BlockActivations(boundary + kept, live, kept_whole, live_whole, everything, backward)
     gathered = _gathered_inputs(s) if adapted is None else 0.0
-    return BlockActivations(everything, backward, gathered, live_whole, everything, backward)
+    if s.plan.checkpointing is not Checkpointing.NONE:
+        live_whole += gathered  # by the recomputation
+    # In forward the gathered input stands beside the row-parallel output that is yet to be scattered.
+    passing_whole = 2.0 * h * c if s.mesh.tp > 1 else 0.0
+    if s.plan.checkpointing is Checkpointing.FULL:
+        saved, saved_whole = boundary, 0.0
+        live = everything + backward
+    elif s.plan.checkpointing is Checkpointing.SELECTIVE:
+        kept, saved_whole = _saved_selectively(s, layer)
+        saved = boundary + kept
+        live = max(0.0, everything - kept) + backward  # what was kept is not computed again
+    else:
+        saved, saved_whole = everything, gathered
+        live = backward
+    return BlockActivations(saved, live, saved_whole, live_whole, everything, backward, passing_whole)
 
 
 def _gathered_inputs(s: Setting) -> float:
@@ -77,6 +85,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.precision,
         0 if p.attention is Attention.FLASH else p.seq_len,
         p.lora_rank,
+        p.lora_dropout > 0,
         p.dora,
         p.quantize_experts,
         s.mesh.tp,
@@ -122,12 +131,24 @@ def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Li
     """
     if adapted is None:
         return True
-    packed = s.dtypes.quant is not None and quant_of(s.plan) in BITSANDBYTES
-    return any(linear in adapted or (packed and _is_packed(s, linear)) for linear in names)
+    if s.plan.lora_dropout and not s.plan.dora:
+        adapted = ()  # each adapter keeps its own dropped input: `_adapter_saved`
+    return any(linear in adapted or (_keeps_input(s) and _is_packed(s, linear)) for linear in names)
+
+
+def _keeps_input(s: Setting) -> bool:
+    return s.dtypes.quant is not None and quant_of(s.plan) in BITSANDBYTES
 
 
 def _is_packed(s: Setting, linear: Linear) -> bool:
     return linear.role is not Role.ROUTER and (linear.role is not Role.EXPERT or s.plan.quantize_experts)
+
+
+def _input_bytes(s: Setting) -> int:
+    """A linear's input as it waits for the weight's gradient: Transformer Engine keeps the FP8 copy that it
+    multiplied with (transformer_engine/pytorch/module/linear.py); torchao's compiled float8 casts again."""
+    engine = s.plan.strategy is Strategy.MEGATRON and s.plan.precision in (Precision.FP8, Precision.MXFP8)
+    return 1 if engine else s.dtypes.compute
 
 
 def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
@@ -139,7 +160,7 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     attention = [x for x in layer.linears if x.role is Role.ATTENTION]
     first = tuple(x for x in attention[:-1] if x.d_in == h)
     second = tuple(x for x in layer.linears if x.role is not Role.ATTENTION and x.d_in == h)
-    outputs = c * h * (_inputs_kept(s, adapted, first) + _inputs_kept(s, adapted, second))
+    outputs = _input_bytes(s) * h * (_inputs_kept(s, adapted, first) + _inputs_kept(s, adapted, second))
     if s.dtypes.autocast and stream == 4 and adapted is None:
         # Each linear under autocast keeps a cast of its own of the norm's fp32 output.
         outputs = c * h * (len(first) + sum(x.role is not Role.EXPERT for x in second))
@@ -200,7 +221,7 @@ def _feed_forward_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ..
         down = tuple(x for x in layer.linears if x.role is role and x.d_out == h and x.d_in != h)
         product = _inputs_kept(s, adapted, down) if down else True
         pointwise = max(1, (3 if layer.gated else 1) - (s.plan.strategy is Strategy.MEGATRON))
-        kept += width * copies * (factor * pointwise + c * product)
+        kept += width * copies * (factor * pointwise + _input_bytes(s) * product)
         if role is Role.EXPERT:
             gate = tuple(x for x in layer.linears if x.role is role and x.d_in == h)
             kept += copies * c * h * (1 + _inputs_kept(s, adapted, gate))
@@ -224,20 +245,22 @@ def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | 
     """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well.
 
     fp32 adapters under autocast each cast their input for themselves, so nothing is shared between q, k and
-    v.
+    v. Neither is it with dropout: A reads a dropped copy, and the copy's mask is one byte an element
+    (torch's native_dropout; peft draws a mask a linear, tuners/lora/layer.py).
     """
     if not adapted:
         return 0.0
     c = s.dtypes.compute
     copies = layer.moe.top_k if layer.moe is not None else 1
     kept = 0.0
+    dropped = s.plan.lora_dropout > 0
     own_casts = s.dtypes.autocast and s.dtypes.param == 4
     for linear in adapted:
         times = copies if linear.role is Role.EXPERT else 1
         kept += times * c * (s.plan.lora_rank + (2 * linear.d_out if s.plan.dora else 0))
-        if own_casts:
-            kept += times * c * linear.d_in
-    if own_casts:
+        if own_casts or dropped:
+            kept += times * (c + 1 if dropped else c) * linear.d_in
+    if own_casts and not dropped:
         # Counted already: one input for the projections that read the residual stream, one for the down
         # projection.
         h = s.shape.hidden
@@ -307,7 +330,9 @@ CHUNKS = 8  # torchtitan's and torchtune's chunked losses
 def logits_bytes(s: Setting) -> LogitsBytes:
     """Full: logits, their fp32 copy and the log-softmax forward; log-softmax and two fp32 gradients backward.
 
-    Under tensor parallelism the loss is computed on shards by DTensor's loss-parallel handlers, which
+    Upcast: the model returns fp32 logits, which its caller holds until backward is over (transformers before
+    4.45, torchtitan before its #391): no cast is left to the loss, and nothing is freed before it. Under
+    tensor parallelism the loss is computed on shards by DTensor's loss-parallel handlers, which
     build shifted logits, the one-hot gradient, the exponentials and their sum one after the other
     (torch/distributed/tensor/parallel/loss.py). Compiled, one fp32 pass is fused away. Chunked, an
     eager loss keeps every chunk's log-softmax, a compiled one only the chunk it works on. Fused:
@@ -316,14 +341,20 @@ def logits_bytes(s: Setting) -> LogitsBytes:
     """
     c = s.dtypes.compute
     match s.plan.loss:
+        case Loss.UPCAST if s.mesh.tp > 1:
+            return LogitsBytes(c + 12, 20, c + 20)
+        case Loss.UPCAST:
+            return LogitsBytes(c + 8, 16, c + 16)
         case Loss.FULL if s.mesh.tp > 1 and s.plan.strategy is not Strategy.MEGATRON:
             return LogitsBytes(c + 12, 16, c + 16)
         case Loss.FULL:
             return LogitsBytes(c + 8, 12, c + 12)
         case Loss.FUSED if s.plan.strategy is Strategy.MEGATRON:
             return LogitsBytes(c + 4, c + 6, c + 6)
-        case Loss.COMPILED:
+        case Loss.COMPILED if s.mesh.tp > 1:
             return LogitsBytes(c + 4, c + 6, c + 6)
+        case Loss.COMPILED:
+            return LogitsBytes(c, 2 * c, 2 * c)
         case Loss.CHUNKED if s.plan.compile:
             whole = (c + 12) / CHUNKS
             return LogitsBytes(whole, whole, whole + c / 4)

@@ -60,7 +60,7 @@ class _Tried:
 
 def _for_memory(s: Setting, found: Prediction) -> list[Advice]:
     """Single remedies that fit, or the shortest combination in order and what saves most where none does."""
-    need, capacity = found.memory.device, found.memory.capacity
+    need = found.memory.device
     helpful: list[_Tried] = []
     remedies: list[Remedy] = []
     enough = 0
@@ -70,19 +70,19 @@ def _for_memory(s: Setting, found: Prediction) -> list[Advice]:
             continue
         helpful.append(tried)
         remedies.append(remedy)
-        enough += tried.memory.device <= capacity
+        enough += tried.memory.fits
         if enough == MOST_REMEDIES:
             break
     if enough:
-        chosen = [tried for tried in helpful if tried.memory.device <= capacity]
+        chosen = [tried for tried in helpful if tried.memory.fits]
     else:
         helpful.sort(key=lambda tried: tried.memory.device)
-        combined = _combine(s, capacity, remedies)
+        combined = _combine(s, remedies)
         chosen = [*([combined] if combined else []), *helpful[:MOST_REMEDIES]]
     return [_remedy(found, tried) for tried in chosen]
 
 
-def _combine(s: Setting, capacity: int, remedies: list[Remedy]) -> _Tried | None:
+def _combine(s: Setting, remedies: list[Remedy]) -> _Tried | None:
     current, used = s, []
     for remedy in remedies:
         tried = _try(remedy.code, remedy.text, remedy.change(current))
@@ -90,7 +90,7 @@ def _combine(s: Setting, capacity: int, remedies: list[Remedy]) -> _Tried | None
             continue
         current = tried.setting
         used.append(remedy)
-        if tried.memory.device <= capacity:
+        if tried.memory.fits:
             text = ", then ".join(one.text for one in used)
             return _Tried("+".join(one.code for one in used), text, current, tried.memory)
     return None
@@ -111,7 +111,7 @@ def _remedy(found: Prediction, tried: _Tried) -> Advice:
     memory = tried.memory
     saved = found.memory.device - memory.device
     speed = traffic_and_time(tried.setting)[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
-    fits = "fits then" if memory.device <= memory.capacity else f"still {gigabytes(memory.device)} a GPU"
+    fits = "fits then" if memory.fits else f"still {gigabytes(memory.device)} a GPU"
     text = f"{tried.text}: saves {gigabytes(saved)} a GPU, {fits}, {speed:.2f}x the speed"
     return Advice(tried.code, text, saved, speed, tried.setting.plan)
 
@@ -283,7 +283,7 @@ def _faster(found: Prediction, code: str, text: str, plan: Plan, least: float = 
     if speed < least:
         return None
     memory = memory_of(s)
-    if memory.device > memory.capacity:
+    if not memory.fits:
         return None
     saves = max(0, found.memory.device - memory.device)
     return Advice(code, f"{text}: {speed:.2f}x the speed", saves, speed, plan)

@@ -57,7 +57,7 @@ def search(plan: Plan, limit: int | None = None) -> Search:
         except PlanError:
             continue
         memory = memory_of(s)
-        if memory.headroom < 0:
+        if not memory.fits:
             continue
         speed = traffic_and_time(s)[1].tokens_per_s_per_gpu
         found.append(Candidate(candidate, speed, memory.reserved, memory.headroom))

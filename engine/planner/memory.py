@@ -110,6 +110,7 @@ class StageActivations:
     one_block: float  # what one block alone has saved
     live: float  # while one block is recomputed and goes backward
     passing: float  # temporaries of one block's forward
+    passing_whole: float  # of them, what is at full length under tensor parallelism
     logits_forward: float
     logits_backward: float
     logits_reserved: float
@@ -123,7 +124,7 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
     its gradient (peft, `ParamWrapper`): E·3·h·f elements whatever the tokens.
     """
     tp = s.mesh.tp
-    saved = live = one = passing = copies = copy = 0.0
+    saved = live = one = passing = passing_whole = copies = copy = 0.0
     for index, (count, layer, unit) in enumerate(stage.blocks):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
         acts = block(s, layer, adapted)
@@ -131,6 +132,7 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         saved += count * kept
         live = max(live, acts.live / tp + acts.live_whole)
         passing = max(passing, acts.passing / tp)
+        passing_whole = max(passing_whole, acts.passing_whole)
         one = max(one, kept)
         copies += count * unit.adapted_experts * s.dtypes.compute
         copy = max(copy, unit.adapted_experts * s.dtypes.compute)
@@ -152,6 +154,7 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         one * s.tokens + (0.0 if recomputes else copy),
         live * s.tokens + (2 * copy if recomputes else copy),
         passing * s.tokens,
+        passing_whole * s.tokens,
         logits.forward * entries,
         logits.backward * entries,
         logits.reserved * entries,
@@ -185,8 +188,13 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     # as the all-gather's stay with the copy-in stream
     # (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py).
     pools = g.pool + (grads - early if s.plan.strategy in FSDP_FAMILY else 0.0)
+    pool = g.pool
+    if s.plan.whole_graph:  # copies in and out on the stream that computes (torchtitan's SimpleFSDP)
+        pools = pool = 0.0
 
-    temporaries = acts.passing if s.plan.strategy in FIXED_SEGMENTS and not s.plan.compile else 0.0
+    temporaries = 0.0
+    if s.plan.strategy in FIXED_SEGMENTS:
+        temporaries = acts.passing_whole + (0.0 if s.plan.compile else acts.passing)
 
     def phase(
         name: PhaseName,
@@ -246,13 +254,13 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         gradients=max(0.0, grads - b.block_gradient_at_rest),
         activations=acts.one_block + acts.live,
         gathered=g.backward_end,
-        buffers=b.always + b.casts_at_end + b.head_gradient + b.block_gradient,
-        cached=g.pool,
+        buffers=b.always + b.casts_at_end + b.head_gradient_at_end + b.block_gradient,
+        cached=pool,
     )
     root_reduced = phase(
-        PhaseName.BACKWARD_END, gradients=grads, gathered=g.root_end, buffers=b.always + b.root, cached=g.pool
+        PhaseName.BACKWARD_END, gradients=grads, gathered=g.root_end, buffers=b.always + b.root, cached=pool
     )
-    step = phase(PhaseName.OPTIMIZER_STEP, gradients=grads, buffers=b.always + b.step, cached=g.pool)
+    step = phase(PhaseName.OPTIMIZER_STEP, gradients=grads, buffers=b.always + b.step, cached=pool)
     load = phase(
         PhaseName.LOAD,
         weights=transients.load_bytes(s, stage, w),
@@ -283,12 +291,14 @@ def memory_of(s: Setting) -> Memory:
     assert best_stage is not None
     peak = max(best, key=lambda phase: phase.total)
     allocated = allocated_bytes(s, peak)
+    reserved, squeezed = reserved_bytes(s, best, allocated)
     return Memory(
         model_states=model_states(s, best_stage),
         phases=best,
         peak_phase=peak.name,
         allocated=allocated,
-        reserved=reserved_bytes(s, best, allocated),
+        reserved=reserved,
+        squeezed=squeezed,
         context=context_bytes(s),
         capacity=s.gpu.memory_bytes,
         host_ram_per_node=host_ram(s),

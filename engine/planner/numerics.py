@@ -147,6 +147,8 @@ def state_bytes(optimizer: Optimizer, element: int) -> float:
     match optimizer:
         case Optimizer.ADAMW | Optimizer.ADAMW_FOREACH:
             return 2.0 * element
+        case Optimizer.ADAMW_BF16:
+            return 4.0
         case Optimizer.ADAMW_8BIT | Optimizer.PAGED_ADAMW_8BIT:
             return 2 * (1 + 4 / 256)
         case Optimizer.ADAMW_4BIT:

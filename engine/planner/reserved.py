@@ -50,8 +50,29 @@ def allocated_bytes(s: Setting, peak: Phase) -> int:
     return round(total + UNLISTED * _moving(peak)) if s.plan.strategy in UNSHARDED else total
 
 
-def reserved_bytes(s: Setting, phases: tuple[Phase, ...], allocated: int) -> int:
-    """The fullest moment with what the allocator keeps for other phases and streams, and its slack."""
+# Assumptions: how much stays with live blocks in their segments when all else is given back, and how near to
+# the limit the giving back begins, since a large block fails before the last small one does.
+SLACK_AT_THE_LIMIT = 0.03
+NEAR_THE_LIMIT = 0.02
+
+
+def reserved_bytes(s: Setting, phases: tuple[Phase, ...], allocated: int) -> tuple[int, bool]:
+    """What the allocator holds at the fullest moment, and whether it had to give blocks back for that.
+
+    Besides the live blocks it keeps those for other phases and streams, and its slack. Where the device has
+    no more to give, it frees the cached blocks and asks again before it fails
+    (c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`): such a run fits, tightly and more slowly.
+    """
+    wanted = _wanted_bytes(s, phases, allocated)
+    limit = s.gpu.memory_bytes - context_bytes(s)
+    near = NEAR_THE_LIMIT
+    if wanted <= (1 - near) * limit:
+        return wanted, False
+    held = limit * (1 - near**2 / (wanted / limit - 1 + 2 * near))
+    return max(round(held), round((1 + SLACK_AT_THE_LIMIT) * allocated)), wanted > limit
+
+
+def _wanted_bytes(s: Setting, phases: tuple[Phase, ...], allocated: int) -> int:
     peak = max(phase.total for phase in phases)
     fullest = max(phases, key=lambda phase: phase.total + phase.cached)
     held = fullest.total + fullest.cached + allocated - peak

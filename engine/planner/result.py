@@ -106,6 +106,7 @@ class Memory:
     capacity: int
     host_ram_per_node: int
     imbalance: int = 0  # what the hottest rank of an MoE may need beyond `reserved`
+    squeezed: bool = False  # it fits only because the allocator gives back what it would rather keep
 
     @property
     def device(self) -> int:
@@ -114,6 +115,11 @@ class Memory:
     @property
     def headroom(self) -> int:
         return self.capacity - self.device
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room without the allocator giving anything back."""
+        return self.headroom >= 0 and not self.squeezed
 
     @property
     def peak(self) -> Phase:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ftdash.engine.hardware import Gpu, HardwareError, gpu
+from ftdash.engine.hardware import Gpu, HardwareError, gpu, with_pcie
 from ftdash.engine.mesh import Mesh, check_shape
 from ftdash.engine.model.config import ModelError
 from ftdash.engine.model.load import resolve
@@ -48,7 +48,11 @@ def setting_of(plan: Plan) -> Setting:
     _check_counts(plan)
     try:
         shape = resolve(plan)
+        if plan.untied_head and shape.tied_embeddings:
+            shape = _untied(Same(shape))
         device = gpu(plan.gpu)
+        if plan.pcie is not None:
+            device = with_pcie(device, plan.pcie)
         sums = model_sums(shape)
         lora = None
         if plan.method is not Method.FULL:
@@ -83,6 +87,13 @@ def setting_of(plan: Plan) -> Setting:
         expert_shard=expert_shard,
         expert_padding=expert_padding,
     )
+
+
+@lru_cache(maxsize=256)
+def _untied(tied: Same) -> ModelShape:
+    assert isinstance(tied.value, ModelShape)
+    shape = tied.value
+    return replace(shape, tied_embeddings=False, head_params=shape.vocab * shape.hidden)
 
 
 def _expert_shards(plan: Plan, mesh: Mesh, shape: ModelShape) -> tuple[float, float]:
@@ -126,6 +137,14 @@ def _check_counts(plan: Plan) -> None:
         value = getattr(plan, field)
         if value is not None and not 1 <= value <= most:
             raise PlanError(f"--{field.replace('_', '-')} {value}: must be a whole number from 1 to {most}")
+
+    if not 0.0 <= plan.lora_dropout < 1.0:
+        raise PlanError(f"--lora-dropout {plan.lora_dropout}: must be from 0 to below 1")
+    if plan.lora_dropout and plan.expert_lora is not ExpertLora.NONE:
+        raise PlanError(
+            f"--lora-dropout {plan.lora_dropout} with --expert-lora {plan.expert_lora}: peft's adapters on "
+            f"expert stacks take none; use 0"
+        )
 
 
 def _check_units(plan: Plan, device: Gpu) -> None:

@@ -5,7 +5,7 @@ These do not shrink with the number of ranks; they are why model states alone ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftdash.engine.plan import Checkpointing, Method, Offload, Optimizer, Quant, Strategy
 from ftdash.engine.planner.inventory import Stage
@@ -48,6 +48,8 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     strategy = s.plan.strategy
     if strategy not in SHARDS_WEIGHTS:
         return Gathered()
+    if strategy in FSDP_FAMILY and s.plan.wrap_embeddings:
+        return _with_host_shards(s, stage, _wrapped(s, stage))
     padding = s.expert_padding - 1
     root = stage.root.gathered
     block = stage.block.gathered + padding * stage.block.gathered_experts
@@ -64,7 +66,53 @@ def gathered(s: Setting, stage: Stage) -> Gathered:
     if s.mesh.pp > 1:
         return Gathered(whole, whole, whole, whole + dequantised, whole, 0.0, pool)
     running = root + 3 * block + dequantised
-    return Gathered(running, root + block + dequantised, root + block, two, two, 0.0, pool)
+    found = Gathered(running, root + block + dequantised, root + block, two, two, 0.0, pool)
+    return _with_host_shards(s, stage, found)
+
+
+def _with_host_shards(s: Setting, stage: Stage, found: Gathered) -> Gathered:
+    """With parameters on the host each gather starts from a copy of the rank's own shard: one more of a block
+    for every gather that runs ahead, and the allocator keeps the largest for the stream that copies
+    (torch/distributed/fsdp/_flat_param.py, `pre_unshard`)."""
+    if s.plan.offload is not Offload.ALL:
+        return found
+    ahead = 2 if s.plan.strategy is Strategy.FSDP1 else 1
+    shard = ahead * stage.block.gathered / s.mesh.param_shard
+    return replace(
+        found,
+        running=found.running + shard,
+        backward=found.backward + shard,
+        backward_end=found.backward_end + shard,
+        pool=found.pool + max(stage.root.gathered, stage.block.gathered) / s.mesh.param_shard,
+    )
+
+
+def _wrapped(s: Setting, stage: Stage) -> Gathered:
+    """Embedding and head as units of their own: the one is whole while it looks up and again at the end of
+    backward, the other from the logits until its own backward is over; between them only blocks are."""
+    padding = s.expert_padding - 1
+    block = stage.block.gathered + padding * stage.block.gathered_experts
+    dequantised = _dequantised(s, stage)
+    size = stage.root.gathered
+    embedding = min(size, stage.embedding * _root_bytes(s))
+    head = min(size, stage.head * _root_bytes(s))
+    blocks = 3 if s.plan.strategy is Strategy.FSDP1 else 2
+    if s.plan.strategy is Strategy.FSDP_NO_RESHARD or s.mesh.pp > 1:
+        whole = stage.whole.gathered + padding * stage.whole.gathered_experts
+        end = embedding + (blocks * block if s.mesh.pp == 1 else whole - size)
+        return Gathered(whole, whole, whole, whole + dequantised, end, 0.0, max(embedding, head, block))
+    return Gathered(
+        running=3 * block + dequantised,
+        forward=head + block + dequantised,
+        loss=head + block,
+        backward=blocks * block + dequantised,
+        backward_end=embedding + block + dequantised,
+        pool=max(embedding, head, block),
+    )
+
+
+def _root_bytes(s: Setting) -> int:
+    return s.dtypes.compute if s.lora is None else s.dtypes.upcast_frozen
 
 
 def _largest_dequantised(s: Setting, stage: Stage) -> float:
@@ -91,6 +139,7 @@ class Buffers:
     casts: float = 0.0  # autocast's copies of the weights, while the graph lives
     casts_at_end: float = 0.0
     head_gradient: float = 0.0  # unsharded, from the loss until the root unit is reduced
+    head_gradient_at_end: float = 0.0  # what of it is left while the first block goes backward
     block_gradient: float = 0.0  # of the block in backward, with its copy in the reduce dtype
     block_gradient_at_rest: float = 0.0  # the share of `gradients` that this block and the root will add
     root: float = 0.0  # the root unit's unsharded gradients and their copy in the reduce dtype
@@ -132,16 +181,23 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     root = stage.root.trainable
     head = stage.head if stage.root_trains and s.lora is None else 0.0
     copies = d.compute + d.reduce
+    waits, waits_at_end = d.compute * head, d.compute * head
+    last = root
+    if s.plan.wrap_embeddings:
+        # The head is reduced at once: the copy that is sent lives until the next block's is.
+        waits, waits_at_end = d.reduce * head, 0.0
+        last = min(root, stage.embedding)
     padding = d.reduce * (s.expert_padding - 1) * stage.block.trainable_experts
     # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype: PyTorch's
     # pipelining stage syncs them with the last one only.
     waiting = d.reduce * stage.whole.trainable if s.mesh.pp > 1 and s.micro_steps > 1 else 0.0
     return Buffers(
         always=waiting,
-        head_gradient=d.compute * head,
+        head_gradient=waits,
+        head_gradient_at_end=waits_at_end,
         block_gradient=copies * block + padding,
-        block_gradient_at_rest=d.grad * (block + root) / s.mesh.param_shard,
-        root=copies * root - d.grad * root / s.mesh.param_shard if root else 0.0,
+        block_gradient_at_rest=d.grad * (block + last) / s.mesh.param_shard,
+        root=copies * last - d.grad * last / s.mesh.param_shard if last else 0.0,
         step=_step_temporaries(s, stage, s.mesh.param_shard) if s.plan.offload is Offload.NONE else 0.0,
     )
 
@@ -178,11 +234,13 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
     block = stage.block.trainable
     shard = s.mesh.param_shard if s.plan.strategy is Strategy.MEGATRON else 1
     stepping = _step_temporaries(s, stage, shard)
+    head = d.grad * stage.head if stage.root_trains and s.lora is None else 0.0
     return Buffers(
         always=d.grad * stage.whole.trainable if ddp else 0.0,
         casts=casts,
         casts_at_end=d.compute * block if casts else 0.0,
-        head_gradient=d.grad * stage.head if stage.root_trains and s.lora is None else 0.0,
+        head_gradient=head,
+        head_gradient_at_end=head,
         block_gradient=d.grad * (block / 3 if in_backward else 0.0) + _dequantised(s, stage),
         root=(d.grad * stage.embedding if tied or (in_backward and stage.root_trains) else 0.0)
         + (stepping if in_backward else 0.0),

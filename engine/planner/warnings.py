@@ -91,6 +91,12 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"buckets, gathered "
             f"parameters, activations and context do not shrink with more GPUs",
         )
+    if memory.squeezed and memory.headroom >= 0:
+        yield Advice(
+            "allocator-gives-back",
+            f"{gigabytes(memory.allocated)} are live at the peak and the GPU is full: the allocator "
+            f"must free cached blocks to go on, which costs time and may fail",
+        )
     stranded = memory.reserved - memory.allocated
     if found.verdict is not Verdict.FITS and stranded > 0.03 * memory.capacity:
         yield Advice(
@@ -152,7 +158,7 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             quant_storage="bf16",
         )
         other = _memory(quantised)
-        if other is not None and other.device <= other.capacity:
+        if other is not None and other.fits:
             yield Advice(
                 "replicate-quantised",
                 f"a frozen MoE gathers whole layers however short the sequence; an int8 base replicated "
@@ -171,7 +177,15 @@ def _memory(plan: Plan) -> Memory | None:
 
 # What is about adapters alone. The rank, which has a default that everybody passes on, is not among them.
 ADAPTER_FIELDS = frozenset(
-    {"lora_targets", "dora", "modules_to_save", "adapter_dtype", "expert_lora", "quantize_experts"}
+    {
+        "lora_targets",
+        "lora_dropout",
+        "dora",
+        "modules_to_save",
+        "adapter_dtype",
+        "expert_lora",
+        "quantize_experts",
+    }
 )
 _DEFAULTS = {field.name: field.default for field in fields(Plan) if field.name in ADAPTER_FIELDS}
 

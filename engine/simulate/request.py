@@ -141,7 +141,15 @@ def _refuse(plan: Plan) -> None:
     for field in ("tp", "cp", "pp", "ep"):
         if getattr(plan, field) != 1:
             raise SimulationError(f"--{field} {getattr(plan, field)} cannot be simulated: only 1")
-    for field in ("compile", "activation_offload", "optimizer_in_backward"):
+    for field in (
+        "compile",
+        "activation_offload",
+        "optimizer_in_backward",
+        "lora_dropout",
+        "untied_head",
+        "wrap_embeddings",
+        "whole_graph",
+    ):
         if getattr(plan, field):
             raise SimulationError(f"--{field.replace('_', '-')} cannot be simulated")
     if plan.modules_to_save:

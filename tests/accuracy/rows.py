@@ -91,13 +91,46 @@ def plan_of(row: Row) -> Plan:
     fields |= _batch(f, fields)
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
     fields["compile"] = _compiled(f["compile"])
+    fields["whole_graph"] = "graph" in f["compile"] and "CUDA graphs" not in f["compile"]
     fields["loss"] = _loss(f["loss_impl"])
-    if re.search("loss|graph", f["compile"]) and fields["loss"] == "full":
-        fields["loss"] = "compiled"  # said, or part of the one graph that holds the whole step
+    if "loss" in f["compile"] and fields["loss"] == "full":
+        fields["loss"] = "compiled"
     fields["attention"] = "eager" if f["attention"].startswith("eager") else "flash"
     fields |= _optimizer(f["optimizer"])
     fields |= _offload(f)
+    fields |= _framework(row)
     return Plan.from_dict(fields)
+
+
+# What a framework does that its user knows and its runs do not repeat, with the public source of each.
+_TORCHTITAN_HOLDS_LOGITS_UNTIL = "2024-06-12"  # pytorch/torchtitan#391: `del pred` before backward
+_TORCHTITAN_WRAPS_EMBEDDINGS_FROM = "2025-07-28"  # pytorch/torchtitan#1094
+_TRANSFORMERS_UPCASTS_UNTIL = "2024-09"  # huggingface/transformers 4.45 leaves the logits in 16 bits
+
+
+def _framework(row: Row) -> dict[str, object]:
+    f, date = row.fields, row.fields["source_date"]
+    fields: dict[str, object] = {}
+    if "torchtitan" in row.source:
+        fields["wrap_embeddings"] = date >= _TORCHTITAN_WRAPS_EMBEDDINGS_FROM[:7]
+        if date <= _TORCHTITAN_HOLDS_LOGITS_UNTIL[:7]:  # the one source of that month is of its 6th day
+            fields["loss"] = "upcast"
+    if "torchtune" in row.source and f["model"].endswith("70B") and "FSDP" in f["parallelism"]:
+        fields["wrap_embeddings"] = f["method"].startswith("full")  # `custom_sharded_layers` of 70B_full.yaml
+    if "litgpt" in row.source:
+        fields["untied_head"] = True  # `tie_embeddings` is empty in every config of its hub
+        if not f["method"].startswith("full"):
+            fields["lora_dropout"] = 0.05  # `lora_dropout` of its hub, and the default of finetune/lora.py
+    if "Megatron-Bridge" in row.source and f["model"].startswith("Moonlight"):
+        # moonlight_16b_pretrain_config: "precision-aware optimizer with bf16 gradients/moments"
+        fields |= {"optimizer": "adamw-bf16", "reduce_dtype": "bf16"}
+    if "HF CE fp32 logits" in f["loss_impl"] and date < _TRANSFORMERS_UPCASTS_UNTIL:
+        fields["loss"] = "upcast"
+    if "fsdp_qlora" in row.source:
+        fields["lora_dropout"] = 0.1  # the default of its train.py
+    if found := re.search(r"LoRA dropout (0\.\d+)", f["notes"]):
+        fields["lora_dropout"] = float(found.group(1))
+    return fields
 
 
 def _model(text: str) -> str:
