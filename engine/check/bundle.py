@@ -21,6 +21,10 @@ _NOT_ARGUMENTS = re.compile(
 )
 
 
+# Flags with the number of processes, beside --num_processes; axolotl hands them on to its launcher.
+_PER_NODE = {"accelerate": (), "axolotl": ("--nproc_per_node",)}
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """`name` is ddp, fsdp1, fsdp2 or zero; `stage` is set under zero."""
@@ -125,12 +129,20 @@ class Bundle:
                 yield found.value, found.where, False
         elif document.kind is Kind.SCRIPT:
             for call in self.scripts[document.path].calls:
-                value = call.kwargs.get("deepspeed")
-                if isinstance(value, str) and value.endswith(".json"):
-                    yield value, document.at(call.line), False
+                for name in ("deepspeed", "hf_ds_config", "config", "fsdp_config"):
+                    value = call.kwargs.get(name)
+                    if isinstance(value, str) and value.endswith(".json"):
+                        yield value, document.at(call.line), False
         elif document.kind is Kind.SHELL:
             for launch in self.shells[document.path].launches:
-                for option in ("--config_file", "--deepspeed", "--deepspeed_config_file", "--config"):
+                for option in (
+                    "--config_file",
+                    "--deepspeed",
+                    "--deepspeed_config",
+                    "--deepspeed_config_file",
+                    "--fsdp_config",
+                    "--config",
+                ):
                     if value := launch.option(option):
                         yield value, document.at(launch.line), False
                 yield from (
@@ -158,9 +170,8 @@ class Bundle:
         if self.of(Kind.DEEPSPEED):
             return self._with_stage(Backend("zero", self.of(Kind.DEEPSPEED)[0].name))
         if (fsdp := self.argument("fsdp")) and fsdp.value not in (False, "", []):
-            config = self.argument("fsdp_config")
-            version = (config.value if config and isinstance(config.value, dict) else {}).get("version", 2)
-            return Backend("fsdp1" if str(version) == "1" else "fsdp2", fsdp.where)
+            version = self.fsdp_option("version")
+            return Backend("fsdp1" if version and str(version.value) == "1" else "fsdp2", fsdp.where)
         if deepspeed := self.argument("deepspeed"):
             return Backend("zero", deepspeed.where, _stage_in_name(str(deepspeed.value)))
         for document, _, call in self.script_calls():
@@ -204,8 +215,8 @@ class Bundle:
         for document, shell, launch in self.launches():
             where = document.at(launch.line)
             nodes = shell.number(launch.option("--nnodes", "--num_nodes")) or shell.nodes or 1
-            if launch.launcher == "accelerate":
-                if count := shell.number(launch.option("--num_processes")):
+            if launch.launcher in ("accelerate", "axolotl"):
+                if count := shell.number(launch.option("--num_processes", *_PER_NODE[launch.launcher])):
                     return Sourced(count, where)
             elif count := shell.number(launch.option("--nproc_per_node", "--num_gpus")):
                 return Sourced(count * nodes, where)
@@ -371,6 +382,9 @@ class Bundle:
                 for key in (f"fsdp_{name}", name):
                     if found := document.get("fsdp_config", key):
                         return found
+        for document in self.of(Kind.FSDP):
+            if found := document.get(f"fsdp_{name}") or document.get(name):
+                return found
         for document, shell, launch in self.launches():
             if (value := launch.option(f"--fsdp_{name}")) is not None:
                 return Sourced(_literal(shell.expand(value)), document.at(launch.line))

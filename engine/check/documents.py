@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from ftdash.engine.foreign import BrokenText, RepeatedKey, parse_json, parse_yaml
+from ftdash.engine.configs import torchtitan
+from ftdash.engine.foreign import BrokenText, RepeatedKey, parse_json, parse_toml, parse_yaml
 
 
 class DocumentError(Exception):
@@ -27,6 +28,8 @@ class Kind(StrEnum):
     ACCELERATE = "accelerate config"
     DEEPSPEED = "DeepSpeed config"
     AXOLOTL = "Axolotl config"
+    FSDP = "FSDP arguments"  # the file behind the trainer's --fsdp_config
+    TORCHTITAN = "torchtitan job file"
     TRAINER = "trainer arguments"  # TRL, transformers or LLaMA-Factory keys in YAML or JSON
     SCRIPT = "training script"
     SHELL = "shell script"
@@ -98,6 +101,10 @@ _DEEPSPEED_KEYS = words(
     "zero_optimization train_batch_size train_micro_batch_size_per_gpu zero_allow_untested_optimizer "
     "wall_clock_breakdown steps_per_print gradient_clipping"
 )
+FSDP_SIGNS = words(
+    "transformer_layer_cls_to_wrap fsdp_transformer_layer_cls_to_wrap min_num_params fsdp_min_num_params "
+    "backward_prefetch fsdp_backward_prefetch xla_fsdp_v2 reshard_after_forward fsdp_reshard_after_forward"
+)
 _SHELL_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".job", ".slurm.sh")
 _COMMAND = re.compile(
     r"^\s*(?:srun\b|torchrun\b|accelerate\s+launch|deepspeed\b|python3?\s|#SBATCH\b)", re.MULTILINE
@@ -117,13 +124,15 @@ def read_document(path: Path) -> Document:
     suffix = path.suffix.lower()
     if suffix == ".py":
         return Document(path, Kind.SCRIPT, text)
+    if suffix == ".ipynb":
+        return Document(path, Kind.SCRIPT, _code_of_notebook(path, text))
     if suffix in _SHELL_SUFFIXES or text.startswith("#!") or "#SBATCH" in text:
         return Document(path, Kind.SCRIPT if re.match(r"#!.*python", text) else Kind.SHELL, text)
     if suffix == ".txt" and re.search(
         r"^\s*[A-Za-z][\w.-]*\s*(\[[^]]*\])?\s*(==|>=|<=|~=|<|>)", text, re.MULTILINE
     ):
         return Document(path, Kind.VERSIONS, text)
-    if suffix in (".json", ".yaml", ".yml", ".cfg", ".plan", ""):
+    if suffix in (".json", ".yaml", ".yml", ".toml", ".cfg", ".plan", ""):
         return _read_config(path, text)
     if _COMMAND.search(text):
         return Document(path, Kind.SHELL, text)
@@ -131,8 +140,9 @@ def read_document(path: Path) -> Document:
 
 
 KNOWN = (
-    "accelerate YAML, DeepSpeed JSON, Axolotl, TRL or LLaMA-Factory YAML, a Python or shell script, "
-    "run.json or a plan, a model's config.json, requirements.txt, or a checkpoint folder"
+    "accelerate YAML, DeepSpeed JSON, Axolotl, TRL or LLaMA-Factory YAML, torchtitan TOML, a Python script "
+    "or notebook, a shell script, run.json or a plan, a model's config.json, requirements.txt, or a "
+    "checkpoint folder"
 )
 
 
@@ -144,12 +154,25 @@ def _read_folder(path: Path) -> Document:
     raise DocumentError(f"{path}: a folder, and no checkpoint")
 
 
+def _code_of_notebook(path: Path, text: str) -> str:
+    """The code cells one below the other: lines are counted over them. Raises DocumentError."""
+    try:
+        cells = parse_json(text)["cells"]
+        sources = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+        return "\n".join("".join(source) for source in sources)
+    except (BrokenText, KeyError, TypeError) as error:
+        raise DocumentError(f"{path}: not a notebook: {' '.join(str(error).split())}") from None
+
+
 def _read_config(path: Path, text: str) -> Document:
     stripped = text.lstrip()
     is_json = path.suffix.lower() == ".json" or stripped.startswith("{")
     repeated: list[str] = []
     try:
-        data = parse_json(text) if is_json else parse_yaml(text)
+        if path.suffix.lower() == ".toml":
+            data = parse_toml(text)
+        else:
+            data = parse_json(text) if is_json else parse_yaml(text)
     except RepeatedKey as error:
         data = json.loads(text)
         repeated.append(str(error))
@@ -162,7 +185,10 @@ def _read_config(path: Path, text: str) -> Document:
             return Document(path, Kind.SHELL, text)
         raise DocumentError(f"{path}: {'empty' if data is None else 'not a mapping'}: expected {KNOWN}")
     document = Document(path, _config_kind(path, data), text, data, repeated=repeated)
-    document.lines = _json_lines(text, data) if is_json else _yaml_lines(text)
+    if path.suffix.lower() == ".toml":
+        document.lines = _toml_lines(text)
+    else:
+        document.lines = _json_lines(text, data) if is_json else _yaml_lines(text)
     return document
 
 
@@ -177,6 +203,8 @@ def _config_kind(path: Path, data: dict[str, Any]) -> Kind:
         return Kind.PLAN
     if "base_model" in keys:
         return Kind.AXOLOTL
+    if path.suffix.lower() == ".toml" and torchtitan.is_config(data):
+        return Kind.TORCHTITAN
     if keys & {"zero_optimization", "train_micro_batch_size_per_gpu"}:
         return Kind.DEEPSPEED
     if keys & {"model_type", "architectures", "n_layer", "num_hidden_layers"}:
@@ -196,7 +224,22 @@ def _config_kind(path: Path, data: dict[str, Any]) -> Kind:
         return Kind.AXOLOTL
     if "fsdp_config" in keys or "deepspeed_config" in keys:
         return Kind.ACCELERATE
+    if path.suffix.lower() == ".json" and keys & FSDP_SIGNS:
+        return Kind.FSDP
     raise DocumentError(f"{path}: not recognised: {KNOWN}")
+
+
+def _toml_lines(text: str) -> dict[tuple[str, ...], int]:
+    """Lines of plain keys below plain tables, which is all that job files have."""
+    lines: dict[tuple[str, ...], int] = {}
+    table: tuple[str, ...] = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*\[([\w.\-]+)\]", line):
+            table = tuple(header[1].split("."))
+            lines.setdefault(table, number)
+        elif key := re.match(r"\s*([\w\-]+)\s*=", line):
+            lines.setdefault((*table, key[1]), number)
+    return lines
 
 
 def _yaml_lines(text: str) -> dict[tuple[str, ...], int]:

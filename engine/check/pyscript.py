@@ -281,7 +281,7 @@ def _leaves(body: list[ast.stmt]) -> bool:
 
 def _aliases(tree: ast.Module) -> dict[str, str]:
     """Names that an import gives to something else: `import a.b as c`, `from m import A as B`."""
-    found = {}
+    found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             found |= {alias.asname: alias.name for alias in node.names if alias.asname}

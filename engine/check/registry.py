@@ -34,6 +34,7 @@ def load_rules() -> None:
         rules_plan,
         rules_script,
         rules_slurm,
+        rules_torchtitan,
     )
 
 

@@ -31,7 +31,15 @@ def _four_bit(bundle: Bundle) -> Sourced | None:
     """Where 4-bit loading is asked for."""
     found = _call_option(bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_4bit")
     found = found or bundle.argument("load_in_4bit", "use_4bit")
-    return found if is_true(found) or (found and found.value == "") else None
+    if found is None:
+        return _bits(bundle, 4)
+    return found if is_true(found) or found.value == "" else None
+
+
+def _bits(bundle: Bundle, bits: int) -> Sourced | None:
+    """LLaMA-Factory's quantization_bit, where it asks for so many."""
+    found = bundle.argument("quantization_bit")
+    return Sourced(True, found.where) if found and found.value == bits else None
 
 
 def _model_dtype(bundle: Bundle) -> Sourced | None:
@@ -113,11 +121,12 @@ def eight_bit_under_sharding(bundle: Bundle) -> Iterator[Finding]:
     found = _call_option(
         bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_8bit"
     ) or bundle.argument("load_in_8bit")
+    found = found or _bits(bundle, 8)
     backend = bundle.backend
     if not is_true(found) or found is None or backend is None or not backend.shards:
         return
-    # FSDP2 leaves integer parameters out of its groups; the other two stop on them.
-    whole = backend.name == "fsdp2"
+    # FSDP2 leaves integer parameters out of its groups; the other two stop on them. Axolotl has its own way.
+    whole = backend.name == "fsdp2" or bool(bundle.of(Kind.AXOLOTL))
     yield (warning if whole else error)(
         "int8-under-sharding",
         found.where,

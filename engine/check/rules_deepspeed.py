@@ -31,12 +31,15 @@ ZERO_KEYS = words(
     "allgather_bucket_size_in_bytes"
 )
 
+_LEAVES = words("MixtralSparseMoeBlock Qwen2MoeSparseMoeBlock Qwen3MoeSparseMoeBlock")
+
 
 def _stage(document: Document) -> int | None:
     found = document.get("zero_optimization", "stage")
     if found is None:
         return 0 if "zero_optimization" in document.data else None
-    return found.value if isinstance(found.value, int) else None
+    value = int(found.value) if str(found.value).isdigit() else found.value
+    return value if isinstance(value, int) else None
 
 
 def _device(document: Document, part: str) -> Sourced | None:
@@ -111,6 +114,36 @@ def gather_on_save(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
+def flags_of_the_launcher(bundle: Bundle) -> Iterator[Finding]:
+    """The same traps as flags of `accelerate launch --use_deepspeed`."""
+    for document, shell, launch in bundle.launches():
+        stage = shell.number(launch.option("--zero_stage"))
+        if launch.launcher != "accelerate" or stage is None:
+            continue
+        where = document.at(launch.line)
+        device = shell.expand(launch.option("--offload_param_device") or "none")
+        if stage < 3 and device != "none":
+            yield error(
+                "offload-param-stage",
+                where,
+                f"--offload_param_device {device} at --zero_stage {stage}: parameters are offloaded "
+                "at stage 3 only",
+                "--zero_stage 3, or --offload_optimizer_device",
+            )
+        if (
+            stage == 3
+            and shell.expand(launch.option("--zero3_save_16bit_model") or "false").lower() != "true"
+        ):
+            yield warning(
+                "gather-16bit-off",
+                where,
+                "--zero_stage 3 without --zero3_save_16bit_model true: save_model() leaves shards and no "
+                "model that loads",
+                "--zero3_save_16bit_model true, or convert after training: ftdash checkpoint convert",
+            )
+
+
+@check
 def unknown_zero_keys(bundle: Bundle) -> Iterator[Finding]:
     for document in bundle.of(Kind.DEEPSPEED):
         for key in document.section("zero_optimization"):
@@ -150,7 +183,9 @@ def moe_without_leaf_modules(bundle: Bundle) -> Iterator[Finding]:
     if named or called:
         return
     names = moe_block_classes(shape)
-    yield warning(
+    # DeepSpeed 0.19 makes these leaf modules by itself (zero/leaf_module_config.py).
+    by_itself = names[0] in _LEAVES and bundle.older("deepspeed", "0.19") is None
+    yield (note if by_itself else warning)(
         "moe-leaf-module",
         backend.where,
         f"ZeRO-3 on {shape.name}, a mixture of experts, and no leaf module: an expert without tokens on one "

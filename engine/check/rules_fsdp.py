@@ -41,6 +41,8 @@ def _sections(bundle: Bundle) -> Iterator[tuple[Callable[[str], str], dict[str, 
                 continue
             if section := document.section("fsdp_config"):
                 yield partial(document.where, "fsdp_config"), section
+        elif document.kind is Kind.FSDP:
+            yield document.where, document.data
     for document, call in bundle.argument_calls():
         config = call.kwargs.get("fsdp_config")
         if isinstance(config, dict):
@@ -65,6 +67,11 @@ def _bare(key: str) -> str:
     return key.removeprefix("fsdp_")
 
 
+def is_hybrid(strategy: object) -> bool:
+    """HYBRID_SHARD and its ZERO2 form, by name or by torch's number (ShardingStrategy)."""
+    return "HYBRID" in str(strategy).upper() or str(strategy) in ("4", "5")
+
+
 @check
 def fsdp1_flags_under_version_2(bundle: Bundle) -> Iterator[Finding]:
     """Flags that FSDP2 has not are dropped (huggingface/accelerate#3394, #3923)."""
@@ -74,7 +81,7 @@ def fsdp1_flags_under_version_2(bundle: Bundle) -> Iterator[Finding]:
         for key, value in section.items():
             where = locate(key)
             name = _bare(key)
-            if name == "sharding_strategy" and "HYBRID" in str(value).upper():
+            if name == "sharding_strategy" and is_hybrid(value):
                 yield error(
                     "fsdp2-hybrid-shard-lost",
                     where,

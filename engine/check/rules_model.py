@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -153,6 +154,30 @@ def _distributed_config(bundle: Bundle, kwargs: dict[str, Any], where: str) -> I
             f"started ({world.where})",
             "make the product of all axes equal to the number of processes",
         )
+
+
+_AXOLOTL_AXES = ("dp_replicate_size", "dp_shard_size", "tensor_parallel_size", "context_parallel_size")
+
+
+@check
+def axolotl_product(bundle: Bundle) -> Iterator[Finding]:
+    """The product of Axolotl's axes is the world size, once the shard axis is named."""
+    for document in bundle.of(Kind.AXOLOTL):
+        given = {
+            name: document.data[name] for name in _AXOLOTL_AXES if isinstance(document.data.get(name), int)
+        }
+        world = bundle.world
+        if "dp_shard_size" not in given or world is None:
+            continue
+        product = math.prod(given.values())
+        if product != world.value:
+            named = " x ".join(f"{name} {size}" for name, size in given.items())
+            yield error(
+                "mesh-product",
+                document.where("dp_shard_size"),
+                f"{named} = {product}, but {world.value} processes are started ({world.where})",
+                "make the product of all axes equal to the number of processes",
+            )
 
 
 @check

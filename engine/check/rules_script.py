@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Kind, words
 from ftdash.engine.check.findings import Finding, error, note, warning
-from ftdash.engine.check.pyscript import Call
+from ftdash.engine.check.pyscript import Call, Script
 from ftdash.engine.check.registry import check
 
 # Calls that meet the other ranks whatever the backend is.
 _COLLECTIVE = words(
     "evaluate predict gather gather_for_metrics gather_object wait_for_everyone barrier all_reduce "
-    "all_gather all_gather_object all_gather_into_tensor reduce_scatter broadcast_object_list reduce"
+    "all_gather all_gather_object all_gather_into_tensor reduce_scatter broadcast_object_list reduce "
+    "full_tensor summon_full_params get_model_state_dict get_optimizer_state_dict full_optim_state_dict"
 )
+# Their state_dict() is this rank's own, whatever the model is.
+_OWN_STATE = re.compile(r"optim|sched|scaler|ema|sampler|loader|tokenizer", re.I)
 _BARRIERS = frozenset({"wait_for_everyone", "barrier"})
 _PLAIN_OWNERS = re.compile(
     r"^(functools|itertools|torch|np|numpy|pd|re|metric|evaluator|math|asyncio|accuracy)$|metric"
@@ -39,14 +42,16 @@ def one_rank_only(bundle: Bundle) -> Iterator[Finding]:
             other.last in _BARRIERS and other.guard.startswith("!") for other in script.calls
         ):
             continue  # the others wait at a barrier of their own: one rank goes first
-        if _meets(call):
+        if _meets(call, script):
             yield error(
                 "collective-on-one-rank",
                 where,
                 f"{call.name}() is reached by one rank only ({guard}), and waits there for the others",
                 "call it on every rank; keep only printing and logging under the condition",
             )
-        elif call.last in ("save_model", "save_state", "get_state_dict", "save_checkpoint"):
+        elif call.last in ("save_model", "save_state", "get_state_dict", "save_checkpoint") or (
+            call.last == "state_dict" and shards and call.owner and not _OWN_STATE.search(call.owner)
+        ):
             report = error if shards else (note if backend is not None else warning)
             effect = (
                 f"under {backend.label} it gathers shards, and the other ranks never come"
@@ -83,12 +88,12 @@ def one_rank_only(bundle: Bundle) -> Iterator[Finding]:
             )
 
 
-def _meets(call: Call) -> bool:
+def _meets(call: Call, script: Script) -> bool:
     if call.last not in _COLLECTIVE:
         return False
     owner = call.owner.rsplit(".", 1)[-1]
     if call.last in ("evaluate", "predict"):
-        return "trainer" in call.owner.lower()
+        return script.is_trainer(call.owner)
     if call.last in ("barrier", "all_reduce", "all_gather", "reduce_scatter", "reduce"):
         return owner in ("dist", "distributed", "accelerator", "comm") or call.last not in (
             "reduce",

@@ -49,7 +49,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A training launch: `launcher` is torchrun, accelerate, deepspeed or python."""
+    """A training launch: `launcher` is torchrun, accelerate, deepspeed, axolotl or python."""
 
     launcher: str
     argv: tuple[str, ...]
@@ -287,6 +287,8 @@ def _find_launcher(texts: list[str]) -> tuple[str, list[str]] | None:
         base = text.rsplit("/", 1)[-1]
         if base == "accelerate" and texts[index + 1 : index + 2] == ["launch"]:
             return "accelerate", texts[index + 2 :]
+        if base == "axolotl" and texts[index + 1 : index + 2] == ["train"]:
+            return "axolotl", texts[index + 2 :]
         if base in ("torchrun", "deepspeed"):
             return base, texts[index + 1 :]
         if re.fullmatch(r"python[\d.]*", base):

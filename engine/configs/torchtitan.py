@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ftdash.engine.configs.values import BadValue, mapping, preset, whole
+from ftdash.engine.model.shape import ModelShape
 
 REST = -1  # data_parallel_shard_degree: whatever the other degrees leave of the world
 DEGREES = {
@@ -41,7 +42,7 @@ def fields(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The plan's fields that the file sets, and what was assumed or left out. Raises BadValue."""
     found: dict[str, Any] = {"method": "full"}
     notes: list[str] = []
-    if name := _model(mapping(data, "model"), notes):
+    if name := _model(data, notes):
         found["model"] = name
     sizes = degrees(data)
     found |= {axis: sizes[axis] for axis in ("tp", "cp", "pp", "ep") if sizes[axis] > 1}
@@ -60,19 +61,27 @@ def fields(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return found, notes
 
 
-def _model(data: dict[str, Any], notes: list[str]) -> str | None:
+def preset_of(data: dict[str, Any]) -> ModelShape | None:
     """The preset of the named family and flavor, by its tokenizer's folder where that is a model's name."""
     from ftdash.engine.model.load import ModelError, load_preset
 
-    family, flavor = str(data.get("name", "")), str(data.get("flavor", ""))
-    spelled = re.sub(r"^(llama)(\d)", r"\1-\2", family.replace("_", "-"))
-    folder = PurePath(str(data.get("hf_assets_path") or data.get("tokenizer_path") or "")).name
-    for name in (folder, f"{spelled}-{flavor}".lower()):
+    model = mapping(data, "model")
+    spelled = re.sub(r"^(llama)(\d)", r"\1-\2", str(model.get("name", "")).replace("_", "-"))
+    folder = PurePath(str(model.get("hf_assets_path") or model.get("tokenizer_path") or "")).name
+    for name in (folder, f"{spelled}-{model.get('flavor', '')}".lower()):
         try:
-            return load_preset(name).name
+            return load_preset(name)
         except ModelError:
             continue
-    return preset(f"{family} {flavor}".strip(), "model", notes)
+    return None
+
+
+def _model(data: dict[str, Any], notes: list[str]) -> str | None:
+    shape = preset_of(data)
+    if shape is not None:
+        return shape.name
+    model = mapping(data, "model")
+    return preset(f"{model.get('name', '')} {model.get('flavor', '')}".strip(), "model", notes)
 
 
 def _data_parallel(

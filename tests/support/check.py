@@ -69,6 +69,10 @@ def zero3(top: dict | None = None, **zero: object) -> dict:
     return {**ZERO3, **(top or {}), "zero_optimization": {**ZERO3["zero_optimization"], **zero}}
 
 
+def titan(parallelism: str) -> str:
+    return f'[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\n{parallelism}\n'
+
+
 def sbatch(body: str, **options: object) -> str:
     names = {"nodes": 2, "ntasks-per-node": 1, "gres": "gpu:8"} | {
         key.replace("_", "-"): v for key, v in options.items()
@@ -98,7 +102,9 @@ def written(folder: Path, files: dict[str, object]) -> list[Path]:
             path.write_text(content)
         else:
             path.write_text(
-                json.dumps(content, indent=2) if name.endswith(".json") else yaml.safe_dump(content)
+                json.dumps(content, indent=2)
+                if name.endswith((".json", ".ipynb"))
+                else yaml.safe_dump(content)
             )
         paths.append(path)
     return paths

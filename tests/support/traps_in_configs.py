@@ -15,6 +15,7 @@ from tests.support.check import (
     fsdp1,
     fsdp2,
     script,
+    titan,
     zero3,
 )
 
@@ -264,4 +265,31 @@ CASES = {
         {"a.yaml": fsdp2(), "t.py": script(peft=LORA), "requirements.txt": "accelerate==1.12.0\n"},
         {"a.yaml": fsdp2(), "t.py": script(peft=LORA), "requirements.txt": "accelerate==1.15.0\n"},
     ),
+    "fsdp2-hybrid-shard-lost#by-number": ({"a.yaml": fsdp2(fsdp_sharding_strategy=4)}, {"a.yaml": fsdp2(fsdp_sharding_strategy=1)}),
+    "offload-param-stage#stage-as-text": ({"d.json": zero3(stage="2", offload_param={"device": "cpu"})},
+                                          {"d.json": zero3(stage="3", offload_param={"device": "cpu"})}),
+    "checkpointing-twice#file-of-fsdp-arguments": (
+        {"run.sh": "torchrun --nproc_per_node 8 t.py --fsdp full_shard --fsdp_config f.json --gradient_checkpointing true\n",
+         "f.json": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "activation_checkpointing": True}},
+        {"run.sh": "torchrun --nproc_per_node 8 t.py --fsdp full_shard --fsdp_config f.json --gradient_checkpointing true\n",
+         "f.json": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}},
+    ),
+    "int8-under-sharding#quantization-bit": (
+        {"l.yaml": {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "lora", "quantization_bit": 8, "fsdp": "full_shard"}},
+        {"l.yaml": {"model_name_or_path": "Qwen/Qwen3-8B", "finetuning_type": "lora", "quantization_bit": 4, "fsdp": "full_shard"}},
+    ),
+    "mesh-product#axolotl": (
+        {"x.yaml": {"base_model": "Qwen/Qwen3-8B", "fsdp_version": 2, "dp_shard_size": 2, "tensor_parallel_size": 2},
+         "run.sh": "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\n"},
+        {"x.yaml": {"base_model": "Qwen/Qwen3-8B", "fsdp_version": 2, "dp_shard_size": 4, "tensor_parallel_size": 2},
+         "run.sh": "axolotl train x.yaml --launcher torchrun -- --nproc_per_node=8\n"},
+    ),
+    "mesh-axis#torchtitan": ({"j.toml": titan("data_parallel_replicate_degree = -1")}, {"j.toml": titan("data_parallel_shard_degree = -1")}),
+    "mesh-product#torchtitan": (
+        {"j.toml": titan("data_parallel_shard_degree = 8\ncontext_parallel_degree = 8"), "run.sh": "torchrun --nproc_per_node 8 train.py\n"},
+        {"j.toml": titan("data_parallel_shard_degree = 1\ncontext_parallel_degree = 8"), "run.sh": "torchrun --nproc_per_node 8 train.py\n"},
+    ),
+    "mesh-ep#torchtitan": ({"j.toml": titan("data_parallel_shard_degree = 4\nexpert_parallel_degree = 8")},
+                           {"j.toml": titan("data_parallel_shard_degree = 8\nexpert_parallel_degree = 8")}),
+    "tp-heads#torchtitan": ({"j.toml": titan("tensor_parallel_degree = 16")}, {"j.toml": titan("tensor_parallel_degree = 8")}),
 }  # fmt: skip

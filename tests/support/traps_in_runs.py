@@ -247,4 +247,41 @@ CASES = {
         {"p.json": {"strategy": "fsdp", "model": "qwen3-8b", "gpus": 8, "tp": 2, "gpu": "rtx4090-24g"}},
         {"p.json": {"strategy": "fsdp", "model": "qwen3-8b", "gpus": 8, "tp": 2, "gpu": "h100-sxm-80g"}},
     ),
+    "gather-16bit-off#flag": ({"run.sh": "accelerate launch --use_deepspeed --zero_stage 3 --num_processes 8 t.py\n"},
+                              {"run.sh": "accelerate launch --use_deepspeed --zero_stage 3 --zero3_save_16bit_model true --num_processes 8 t.py\n"}),
+    "offload-param-stage#flag": ({"run.sh": "accelerate launch --use_deepspeed --zero_stage 2 --offload_param_device cpu t.py\n"},
+                                 {"run.sh": "accelerate launch --use_deepspeed --zero_stage 3 --offload_param_device cpu t.py\n"}),
+    "save-on-one-rank#aliased": (
+        {"a.yaml": FSDP2, "t.py": "from accelerate import Accelerator as A\na = A()\nfirst = a.is_main_process\nif first:\n    a.save_state('x')\n"},
+        {"a.yaml": FSDP2, "t.py": "from accelerate import Accelerator as A\na = A()\nfirst = a.is_main_process\na.save_state('x')\nif first:\n    print(1)\n"},
+    ),
+    "save-on-one-rank#state-dict": (
+        {"t.py": "from torch.distributed.fsdp import FullyShardedDataParallel as F\nm = F(m)\nif rank == 0:\n    torch.save(m.state_dict(), 'x')\n"},
+        {"t.py": "from torch.distributed.fsdp import FullyShardedDataParallel as F\nm = F(m)\ns = m.state_dict()\nif rank == 0:\n    torch.save(s, 'x')\n    torch.save(optimizer.state_dict(), 'y')\n"},
+    ),
+    "collective-on-one-rank#by-what-it-is": (
+        {"t.py": "from trl import SFTTrainer\nt = SFTTrainer(model='x')\nif t.is_world_process_zero():\n    t.evaluate()\n"},
+        {"t.py": "from trl import SFTTrainer\nt = SFTTrainer(model='x')\nt.evaluate()\nif t.is_world_process_zero():\n    metric.evaluate()\n"},
+    ),
+    "quant-storage#dict-handed-on": (
+        {"a.yaml": fsdp1(), "t.py": "import torch\nkw = dict(load_in_4bit=True)\nkw['bnb_4bit_compute_dtype'] = torch.bfloat16\nb = BitsAndBytesConfig(**kw)\n"},
+        {"a.yaml": fsdp1(), "t.py": "import torch\nkw = dict(load_in_4bit=True)\nkw['bnb_4bit_quant_storage'] = torch.bfloat16\nb = BitsAndBytesConfig(**kw)\n"},
+    ),
+    "tp-heads#argparse": (
+        {"t.py": "p.add_argument('--tp', type=int, default=8)\np.add_argument('--model', default='Qwen/Qwen3-30B-A3B')\na = p.parse_args()\nm = AutoModelForCausalLM.from_pretrained(a.model, distributed_config=DistributedConfig(tp_size=a.tp))\n"},
+        {"t.py": "p.add_argument('--tp', type=int, default=4)\np.add_argument('--model', default='Qwen/Qwen3-30B-A3B')\na = p.parse_args()\nm = AutoModelForCausalLM.from_pretrained(a.model, distributed_config=DistributedConfig(tp_size=a.tp))\n"},
+    ),
+    "arguments-after-model#aliased": (
+        {"d.json": ZERO3, "t.py": "from transformers import AutoModelForCausalLM as M, TrainingArguments as T\nm = M.from_pretrained('Qwen/Qwen3-8B')\na = T(output_dir='o', deepspeed='d.json')\n"},
+        {"d.json": ZERO3, "t.py": "from transformers import AutoModelForCausalLM as M, TrainingArguments as T\na = T(output_dir='o', deepspeed='d.json')\nm = M.from_pretrained('Qwen/Qwen3-8B')\n"},
+    ),
+    "data-parallel#notebook-export": ({"t.py": "# %%\n!pip install x\n%env A=1\n# %%\nm = nn.DataParallel(m)\n"}, {"t.py": "# %%\n!pip install x\n%env A=1\n# %%\nm = DDP(m)\n"}),
+    "data-parallel#notebook": (
+        {"n.ipynb": {"cells": [{"cell_type": "markdown", "source": "x"}, {"cell_type": "code", "source": ["!ls\n", "m = nn.DataParallel(m)\n"]}]}},
+        {"n.ipynb": {"cells": [{"cell_type": "markdown", "source": "m = nn.DataParallel(m)"}, {"cell_type": "code", "source": ["!ls\n"]}]}},
+    ),
+    "router-logits-off#update": (
+        {"t.py": "c = AutoConfig.from_pretrained('Qwen/Qwen3-30B-A3B')\nc.update({'router_aux_loss_coef': 0.01})\nm = AutoModelForCausalLM.from_config(c)\n"},
+        {"t.py": "c = AutoConfig.from_pretrained('Qwen/Qwen3-30B-A3B')\nc.update({'router_aux_loss_coef': 0.01, 'output_router_logits': True})\nm = AutoModelForCausalLM.from_config(c)\n"},
+    ),
 }  # fmt: skip
