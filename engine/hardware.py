@@ -1,11 +1,9 @@
-"""What the planner knows of GPUs and of the links between them, and what NVML says of this machine."""
+"""What the planner knows of GPUs and of the links between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from types import ModuleType
-from typing import Any
 
 import msgspec
 
@@ -64,6 +62,10 @@ class Gpu:
     max_power_w: float
     inter_node: str
     source: str
+    bridge_bytes_per_s: float = 0.0  # of an NVLink bridge between two cards, which few machines have
+    peer_to_peer: bool = True  # over PCIe; GeForce drivers have none, so that all goes through host memory
+    socket_gpus: int = 0  # GPUs on one CPU socket of this machine; 0: not known
+    nics: int | None = None  # RDMA adapters of this machine; None: not known
 
     @property
     def has_nvlink(self) -> bool:
@@ -73,18 +75,27 @@ class Gpu:
         """What `gpus` GPUs of one node talk over: NVLink where it joins them all, else PCIe."""
         if self.has_nvlink and gpus <= self.nvlink_peers:
             return Link("nvlink", self.nvlink_bytes_per_s, NVLINK_LATENCY_S)
-        return Link(f"pcie{self.pcie_generation}", self.pcie_bytes_per_s, PCIE_LATENCY_S)
+        rate = self.pcie_bytes_per_s
+        if self.socket_gpus and gpus > self.socket_gpus:
+            rate = min(rate, SOCKET_BYTES_PER_S)
+        return Link(f"pcie{self.pcie_generation}", rate, PCIE_LATENCY_S)
 
     def inter_node_link(self, gpus_per_node: int, kind: str | None = None) -> Link:
         """One GPU's share of the network between nodes. Raises HardwareError for an unknown `kind`."""
         known = link_kind(kind or self.inter_node)
-        share = gpus_per_node if known.shared_by_node else 1
+        share = float(gpus_per_node) if known.shared_by_node else 1.0
+        if self.nics and not known.shared_by_node:
+            share = max(1.0, gpus_per_node / self.nics)
         return Link(known.name, known.bytes_per_s / share, known.latency_s)
 
 
 # Base latencies of one hop in NCCL's own tuning table (NVIDIA/nccl, src/graph/tuning.cc, Simple protocol).
 NVLINK_LATENCY_S = 3.4e-6
 PCIE_LATENCY_S = 5.7e-6
+
+
+# What NCCL reckons between the sockets of a dual-CPU machine (src/graph/topo.h, SKL_QPI_BW).
+SOCKET_BYTES_PER_S = 10e9
 
 
 class _GpuRow(msgspec.Struct, frozen=True):
@@ -105,6 +116,8 @@ class _GpuRow(msgspec.Struct, frozen=True):
     fp8_flops: float | None = None
     fp4_flops: float | None = None
     tf32_flops: float | None = None
+    bridge_bytes_per_s: float = 0.0
+    peer_to_peer: bool = True
 
 
 class _Catalogue(msgspec.Struct, frozen=True):
@@ -120,7 +133,7 @@ def _catalogue() -> _Catalogue:
 
 @cache
 def _known() -> dict[str, Gpu]:
-    fields = Gpu.__dataclass_fields__
+    fields = [name for name in Gpu.__dataclass_fields__ if name in _GpuRow.__struct_fields__]
     return {row.name: Gpu(**{name: getattr(row, name) for name in fields}) for row in _catalogue().gpus}
 
 
@@ -129,6 +142,8 @@ def gpu_names() -> tuple[str, ...]:
     return (*_known(), LOCAL)
 
 
+# One lane and direction in bytes/s after the line code, by PCIe generation (PCI-SIG base specifications).
+PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
 _LANES = (1, 2, 4, 8, 16)
 
 
@@ -137,11 +152,11 @@ def with_pcie(device: Gpu, slot: str) -> Gpu:
     generation, _, lanes = slot.partition("x")
     if not (generation.isascii() and generation.isdigit() and lanes.isascii() and lanes.isdigit()):
         generation = lanes = "0"
-    rate = _PCIE_LANE_BYTES_PER_S.get(int(generation[:3]))
+    rate = PCIE_LANE_BYTES_PER_S.get(int(generation[:3]))
     if rate is None or int(lanes[:3]) not in _LANES:
         raise HardwareError(
             f"--pcie {slot}: generation and lanes such as 4x16; generations "
-            f"{', '.join(map(str, _PCIE_LANE_BYTES_PER_S))}, lanes {', '.join(map(str, _LANES))}"
+            f"{', '.join(map(str, PCIE_LANE_BYTES_PER_S))}, lanes {', '.join(map(str, _LANES))}"
         )
     return _with_pcie(device, int(generation), rate * int(lanes))
 
@@ -166,7 +181,9 @@ def link_kind(name: str) -> LinkKind:
 def gpu(name: str) -> Gpu:
     """A GPU by its name; `local` asks NVML. Raises HardwareError with the valid names."""
     if name == LOCAL:
-        return _local()
+        from ftdash.engine.local_gpu import local_gpu
+
+        return local_gpu(tuple(_known()))
     found = _known().get(name)
     if found is None:
         raise HardwareError(f"--gpu {name}: one of {', '.join(gpu_names())}")
@@ -181,69 +198,3 @@ def by_product(product: str, memory_bytes: int) -> Gpu | None:
         return None
     nearest = min(fits, key=lambda row: abs(row.memory_bytes - memory_bytes))
     return _known()[nearest.name]
-
-
-def _local() -> Gpu:
-    """The smallest GPU that NVML sees here, with the memory, PCIe link and power limit it reports."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise HardwareError(
-            f"--gpu local: NVML finds no NVIDIA driver here ({error}); name one: {', '.join(_known())}"
-        ) from None
-    try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        if not handles:
-            raise HardwareError(f"--gpu local: NVML sees no GPU; name one: {', '.join(_known())}")
-        return min((_read_device(pynvml, handle) for handle in handles), key=lambda found: found.memory_bytes)
-    except pynvml.NVMLError as error:
-        raise HardwareError(f"--gpu local: NVML failed: {error}; name one: {', '.join(_known())}") from None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-# One lane and direction in bytes/s after the line code, by PCIe generation (PCI-SIG base specifications).
-_PCIE_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9}
-
-
-def _read_device(pynvml: ModuleType, handle: Any) -> Gpu:
-    product = pynvml.nvmlDeviceGetName(handle)
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        usable = memory.total - memory.reserved
-    except pynvml.NVMLError:  # drivers before 510 do not tell what they reserve
-        usable = pynvml.nvmlDeviceGetMemoryInfo(handle).total
-    known = by_product(product, usable)
-    if known is None:
-        raise HardwareError(
-            f"--gpu local: the rates of {product!r} are not known; name one: {', '.join(_known())}"
-        )
-    found = replace(known, memory_bytes=usable, source=f"NVML: {product}; rates: {known.source}")
-    try:
-        generation = pynvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
-        lanes = pynvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
-        if generation in _PCIE_LANE_BYTES_PER_S and lanes:
-            rate = _PCIE_LANE_BYTES_PER_S[generation] * lanes
-            found = replace(found, pcie_generation=generation, pcie_bytes_per_s=rate)
-    except pynvml.NVMLError:
-        pass
-    try:
-        limit_w = pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000
-        found = replace(found, max_power_w=limit_w)
-    except pynvml.NVMLError:
-        pass
-    if found.has_nvlink and not _active_nvlinks(pynvml, handle):
-        found = replace(found, nvlink_bytes_per_s=0.0, nvlink_peers=0)
-    return found
-
-
-def _active_nvlinks(pynvml: ModuleType, handle: Any) -> int:
-    active = 0
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            active += pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
-        except pynvml.NVMLError:
-            break
-    return active

@@ -97,6 +97,35 @@ def test_local_reads_memory_link_and_power_through_nvml(stub: Stub) -> None:
     assert source.startswith("NVML: NVIDIA H100 80GB HBM3")
 
 
+READ_JOINS = """
+import json
+from ftdash.engine.hardware import gpu
+found = gpu("local")
+links = [found.intra_node_link(n) for n in (2, 4, 8)]
+print(json.dumps([found.nvlink_peers, found.socket_gpus, [[link.name, link.bytes_per_s] for link in links]]))
+"""
+
+
+def test_local_takes_the_machines_topology(stub: Stub) -> None:
+    stub.set("gpu * pcie_gen_max 5\ngpu * pcie_width_max 16\n")
+    peers, _, links = stub.python(READ_JOINS)
+    assert peers == 8
+    assert [name for name, _ in links] == ["nvlink"] * 3
+
+    sockets = "gpu 0-3 numa 0\ngpu 4-7 numa 1\n"
+    stub.set(f"gpu 2-7 nvlinks 0\ngpu * pcie_gen_max 5\ngpu * pcie_width_max 16\n{sockets}")
+    peers, socket, links = stub.python(READ_JOINS)
+    assert (peers, socket) == (2, 4)
+    assert links == [["nvlink", 450e9], ["pcie5", 16 * 3.938e9], ["pcie5", 10e9]]
+
+
+def test_a_bridge_that_is_up_counts_on_a_card_sold_without(stub: Stub) -> None:
+    stub.set("gpus 2\ngpu * name NVIDIA GeForce RTX 3090\ngpu * mem_total_mib 24576\ngpu * nvlinks 4\n")
+    peers, _, links = stub.python(READ_JOINS)
+    assert (peers, links[0]) == (2, ["nvlink", 56.25e9])
+    assert not gpu("rtx3090-24g").has_nvlink
+
+
 def test_local_without_active_links_has_no_nvlink(stub: Stub) -> None:
     stub.set("gpu * nvlinks 0\n")
     assert stub.python(READ_LOCAL)[5] == 0

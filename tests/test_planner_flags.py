@@ -222,6 +222,27 @@ def test_json_has_the_fixed_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["verdict"] in ("fits", "tight", "does-not-fit")
 
 
+def test_a_price_adds_what_tokens_cost_and_changes_no_fixed_key(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan --model qwen3-8b --gpus 8 --strategy fsdp"
+    assert run(shlex.split(f"{line} --json")) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert run(shlex.split(f"{line} --json --price 2.5 --tokens 2e9")) == 0
+    priced = json.loads(capsys.readouterr().out)
+    cost = priced.pop("cost")
+    assert priced == plain
+    gpu_hours = 2e9 / plain["time"]["tokens_per_s_per_gpu"] / 3600
+    assert cost["gpu_hours"] == pytest.approx(gpu_hours)
+    assert cost["hours"] == pytest.approx(gpu_hours / 8)
+    assert cost["total"] == pytest.approx(2.5 * gpu_hours)
+    assert run(shlex.split(f"{line} --price 2.5 --tokens 2e9")) == 0
+    assert "at 2.50 each" in capsys.readouterr().out
+    assert run(shlex.split("plan --model qwen3-8b --gpus 8 --price 2.5")) == 0
+    assert "cost" in capsys.readouterr().out
+    for bad in ("--price 0", "--price nan", "--price -1", "--tokens 0", "--tokens many", "--tokens inf"):
+        with pytest.raises(UserError, match=bad.split()[0]):
+            run(shlex.split(f"{line} {bad}"))
+
+
 def test_fit_json_is_ranked_and_its_plans_can_be_planned_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(shlex.split("fit --model qwen3-8b --gpus 4 --json --limit 5")) == 0
     found = json.loads(capsys.readouterr().out)["candidates"]

@@ -116,6 +116,21 @@ def test_slower_slots_slow_what_goes_over_pcie() -> None:
     assert plan(pcie="3x8", **nvlink).time == plan(**nvlink).time
 
 
+def test_a_pair_on_a_bridge_talks_over_nvlink_where_all_the_node_does_not() -> None:
+    found = plan(model="qwen3-32b", gpu="h100-pcie-80g", gpus=8, tp=2, method="lora").traffic
+    links = {one.name: one.link for one in found.collectives}
+    assert links["tp_all_reduce"] == "nvlink"
+    assert links["all_gather"] == "pcie"
+
+
+def test_cards_that_talk_through_host_memory_say_what_slots_were_assumed() -> None:
+    fields = {"model": "llama-2-7b", "gpus": 2, "gpu": "rtx3090-24g", "method": "lora"}
+    assert "slots-assumed" in [one.code for one in plan(**fields).advice]
+    assert "slots-assumed" not in [one.code for one in plan(pcie="3x8", **fields).advice]
+    workstation = plan(**(fields | {"gpu": "rtxa6000-48g"}))
+    assert "slots-assumed" not in [one.code for one in workstation.advice]
+
+
 def test_an_allocator_at_its_limit_gives_blocks_back_and_the_plan_is_tight() -> None:
     """fsdp_qlora's Llama-2-7B at batch 12 of 2,048 tokens on 24 GB reserves 22.4 GiB and runs."""
     fields = {"model": "llama-2-7b", "gpu": "rtx4090-24g", "gpus": 2, "strategy": "fsdp1", "method": "qlora"}

@@ -13,6 +13,7 @@ from ftdash.engine.model.load import resolve
 from ftdash.engine.model.lora import expert_rank, lora_params
 from ftdash.engine.plan import ExpertLora, Method, Plan, PlanError, Strategy
 from ftdash.engine.planner import evaluate
+from ftdash.engine.planner.bill import Bill, Cost
 from ftdash.engine.planner.result import Prediction, Term, Verdict
 from ftdash.tui.format import count, gb, rate, size
 
@@ -49,8 +50,8 @@ def plain_table(*columns: str, title: str = "") -> Table:
     return table
 
 
-def show(found: Prediction) -> None:
-    """One plan: memory by phase and term, host memory, traffic, time, advice."""
+def show(found: Prediction, bill: Bill | None = None) -> None:
+    """One plan: memory by phase and term, host memory, traffic, time, what some tokens take, advice."""
     console = table_console()
     memory, time = found.memory, found.time
     console.print(Text(_headline(found), style="bold"))
@@ -89,9 +90,10 @@ def show(found: Prediction) -> None:
         Text(
             f"\n{rate(time.tokens_per_s_per_gpu)} tokens/s a GPU, step {time.step_s:.2f} s of "
             f"{time.tokens_per_step:,} tokens, MFU {time.mfu:.0%}, bubble {time.bubble:.0%}, "
-            f"bound by {time.bound_by}; {time.gpu_hours(1e9):,.0f} GPU-hours per billion tokens"
+            f"bound by {time.bound_by}"
         )
     )
+    console.print(Text(_takes((bill or Bill()).of(time))))
     for note in found.notes:
         console.print(Text(f"not placed: {note}"))
     for advice in found.advice:
@@ -110,7 +112,14 @@ def _headline(found: Prediction) -> str:
     )
 
 
-def compare(plan: Plan) -> None:
+def _takes(cost: Cost) -> str:
+    """The sentence of what some tokens take: 1.00 B tokens: 9.4 hours, 75 GPU-hours, 187.50 at 2.50 each."""
+    hours = f"{cost.hours:,.1f} hours" if cost.hours < 48 else f"{cost.hours / 24:,.1f} days"
+    price = "" if cost.price is None else f", {cost.total:,.2f} at {cost.price:,.2f} each"
+    return f"{count(cost.tokens)} tokens: {hours}, {cost.gpu_hours:,.0f} GPU-hours{price}"
+
+
+def compare(plan: Plan, bill: Bill | None = None) -> None:
     """All stages, HSDP, and for an MoE its sizes and expert adapters, under the plan's other choices.
 
     Raises PlanError only where no strategy can be planned at all.
@@ -132,10 +141,12 @@ def compare(plan: Plan) -> None:
             "sent/step",
             "tok/s",
             "bound by",
+            *(["GPU-hours"] if bill is not None else []),
+            *(["cost"] if bill is not None and bill.price is not None else []),
             title=f"\n{_subject(plan, method)}",
         )
         for title, candidate in rows:
-            _compare_row(table, title, replace(candidate, method=method), refused)
+            _compare_row(table, title, replace(candidate, method=method), refused, bill)
         console.print(table)
         for line in refused:
             console.print(Text(line))
@@ -165,12 +176,12 @@ def _hybrid(plan: Plan) -> list[tuple[str, Plan]]:
     ]
 
 
-def _compare_row(table: Table, title: str, plan: Plan, refused: list[str]) -> None:
+def _compare_row(table: Table, title: str, plan: Plan, refused: list[str], bill: Bill | None) -> None:
     """One strategy's figures; why it cannot be planned goes to `refused`, as a table cuts it off."""
     try:
         found = evaluate(plan, advice=False)
     except PlanError as error:
-        table.add_row(title, "", "", "", "✗", "", "", "")
+        table.add_row(title, "", "", "", "✗")
         refused.append(f"{title}: {error}")
         return
     memory = found.memory
@@ -183,7 +194,12 @@ def _compare_row(table: Table, title: str, plan: Plan, refused: list[str]) -> No
         size(found.traffic.step_bytes),
         rate(found.time.tokens_per_s_per_gpu),
         found.time.bound_by,
+        *(_bill_cells(bill.of(found.time)) if bill is not None else ()),
     )
+
+
+def _bill_cells(cost: Cost) -> list[str]:
+    return [f"{cost.gpu_hours:,.0f}", *([] if cost.total is None else [f"{cost.total:,.2f}"])]
 
 
 def _moe_table(console: Console, plan: Plan) -> None:

@@ -15,7 +15,8 @@ from ftdash.engine.planner.traffic import Flow, flows
 # Share of a link's bandwidth that large NCCL collectives reach (nccl-tests bus bandwidth over the vendor's
 # rate).
 LINK_EFFICIENCY = {"nvlink": 1.0, "pcie": 0.8, "network": 0.8}
-# GeForce and workstation cards have no peer-to-peer over PCIe: every byte goes through host memory and back.
+# Without peer-to-peer every byte goes through host memory and back. An assumption: it leaves two RTX 4090 in
+# full slots the 10 GB/s that fsdp_qlora's runs agree with; eight RTX 5090 have 28 of 63 (NVIDIA/nccl#1639).
 NO_PEER_FACTOR = 0.4
 
 
@@ -157,10 +158,9 @@ def link_efficiency(s: Setting, flow: Flow) -> float:
     """Share of the link's nominal rate that collectives reach: measured by nccl-tests, or else assumed."""
     kind, to_host = link_kind(flow), flow.name.startswith("host")
     if not to_host and (found := links.measured(s.gpu.name, kind)) is not None:
-        ranks = s.mesh.ranks_per_node
-        nominal = s.gpu.inter_node_link(ranks) if kind == "network" else s.gpu.intra_node_link(ranks)
+        nominal = s.gpu.inter_node_link(s.mesh.ranks_per_node) if kind == "network" else flow.link
         return found.bytes_per_s / nominal.bytes_per_s
-    if kind == "pcie" and s.gpu.name.startswith("rtx") and not to_host:
+    if kind == "pcie" and not s.gpu.peer_to_peer and not to_host:
         return LINK_EFFICIENCY[kind] * NO_PEER_FACTOR
     return LINK_EFFICIENCY[kind]
 

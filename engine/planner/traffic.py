@@ -37,7 +37,7 @@ def link_between(s: Setting, ranks: int, stride: int) -> Link:
     once."""
     per_node = s.mesh.gpus_per_node
     if ranks * stride <= per_node:
-        return s.gpu.intra_node_link(s.mesh.ranks_per_node)
+        return s.gpu.intra_node_link(min(ranks * stride, s.mesh.ranks_per_node))
     network = s.gpu.inter_node_link(s.mesh.ranks_per_node)
     members = max(1, per_node // stride)
     inside = s.gpu.intra_node_link(s.mesh.ranks_per_node)

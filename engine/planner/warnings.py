@@ -115,6 +115,13 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             "adapter-flags-unused",
             f"{', '.join(unused)}: --method full trains no adapters; use --method lora or qlora",
         )
+    if not s.gpu.peer_to_peer and plan.pcie is None and slots_matter(found):
+        yield Advice(
+            "slots-assumed",
+            f"planned for {s.gpu.name} in full slots (PCIe {s.gpu.pcie_generation} x16): boards for two "
+            f"often give each half or less, and these cards talk through host memory; --pcie 3x8 says what "
+            f"yours has",
+        )
     if s.shape.max_positions and plan.seq_len > s.shape.max_positions:
         yield Advice(
             "beyond-positions",
@@ -166,6 +173,14 @@ def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
                 max(0, memory.device - other.device),
                 plan=quantised,
             )
+
+
+SENSITIVE = 0.1  # communication over compute from which slots matter
+
+
+def slots_matter(found: Prediction) -> bool:
+    """Whether communication could stop hiding behind compute in slower slots."""
+    return found.time.communication_s > SENSITIVE * found.time.compute_s
 
 
 def _memory(plan: Plan) -> Memory | None:

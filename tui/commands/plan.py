@@ -11,15 +11,23 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, strategy_was_given
 
 if TYPE_CHECKING:
     from ftdash.engine.check.findings import Finding
     from ftdash.engine.plan import Plan
+    from ftdash.engine.planner.bill import Bill
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_plan_flags(parser)
+    parser.add_argument(
+        "--price", metavar="P", help="of one GPU-hour: what --tokens would cost, in its currency"
+    )
+    parser.add_argument(
+        "--tokens", metavar="N", help="tokens to train on (default 1e9), for time and --price"
+    )
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON and nothing else")
     parser.add_argument("--smoke", action="store_true", help="check the planner's published values and end")
 
@@ -31,8 +39,12 @@ def run(args: argparse.Namespace) -> int:
     from ftdash.tui import plan_tables
 
     plan = plan_from(args)
+    bill = _bill(args)
     if args.json:
-        found = evaluate(plan).to_json()
+        prediction = evaluate(plan)
+        found = prediction.to_json()
+        if bill is not None:
+            found["cost"] = bill.of(prediction.time).to_json()
         known = {advice["code"] for advice in found["advice"]}
         found["advice"] += [
             {"code": trap.code, "text": f"{trap.text}: {trap.fix}", "saves_bytes": 0}
@@ -41,12 +53,36 @@ def run(args: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps(found) + "\n")
     elif strategy_was_given(args):
-        plan_tables.show(evaluate(plan))
+        plan_tables.show(evaluate(plan), bill)
         for trap in _traps(plan):
             sys.stdout.write(f"- {trap.code}: {trap.text}: {trap.fix}\n")
     else:
-        plan_tables.compare(plan)
+        plan_tables.compare(plan, bill)
     return 0
+
+
+def _bill(args: argparse.Namespace) -> Bill | None:
+    """What --tokens and --price ask for; None where neither was given."""
+    if args.price is None and args.tokens is None:
+        return None
+    from ftdash.engine.planner.bill import Bill
+
+    tokens = Bill().tokens if args.tokens is None else _positive("tokens", args.tokens, MOST_TOKENS)
+    return Bill(tokens, None if args.price is None else _positive("price", args.price, HIGHEST_PRICE))
+
+
+MOST_TOKENS = 1e18
+HIGHEST_PRICE = 1e9
+
+
+def _positive(name: str, text: str, most: float) -> float:
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise UserError(f"--{name} {text}: must be a number above 0 and at most {most:g}")
+    return value
 
 
 def _traps(plan: Plan) -> list[Finding]:
