@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from ftdash.engine.launch.reading import reader_for
@@ -11,7 +12,9 @@ from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunState
 
 PERIOD_S = 1.0
+HANGS_S = 3.0  # a poll takes less than half a second where the file system answers
 IDLE_PERIOD_S = 5.0  # while no pane shows the run: enough for the tab's badge
+BEHIND_PERIOD_S = 0.1  # while a long run's history is still being read
 
 
 class RunFeed:
@@ -27,6 +30,7 @@ class RunFeed:
         self._newest: RunState | None = None
         self._trouble = ""
         self._waiting = False
+        self._polling_since = 0.0  # monotonic; 0 between two polls
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
@@ -53,8 +57,21 @@ class RunFeed:
             return self._newest
 
     @property
+    def waits_s(self) -> float:
+        """How long the reader has been waiting for the file system, seconds."""
+        since = self._polling_since
+        return time.monotonic() - since if since else 0.0
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the run directory gives no answer: no newer state is delivered meanwhile."""
+        return self.waits_s > HANGS_S
+
+    @property
     def trouble(self) -> str:
         """Trouble with the run directory in one line, "" when all is well."""
+        if self.hangs:
+            return f"the file system of {self.run.path} has given no answer for {self.waits_s:.0f} s"
         return self._trouble
 
     def peek(self) -> RunState | None:
@@ -63,22 +80,30 @@ class RunFeed:
             return self._newest
 
     def _follow(self) -> None:
-        reader = reader_for(self.run)
+        self._polling_since = time.monotonic()
+        reader = reader_for(self.run, patient=False)
         try:
             while not self._closed:
                 self._poll(reader)
-                self._wake.wait(PERIOD_S if self.watched else IDLE_PERIOD_S)
+                self._wake.wait(self._pause_s(reader))
                 self._wake.clear()
         finally:
             reader.close()
 
+    def _pause_s(self, reader: RunReader) -> float:
+        if not self.watched:
+            return IDLE_PERIOD_S
+        return BEHIND_PERIOD_S if reader.behind else PERIOD_S
+
     def _poll(self, reader: RunReader) -> None:
+        self._polling_since = time.monotonic()
         try:
             state, trouble = reader.poll(), ""
         except (RunError, OSError) as error:
             state, trouble = None, " ".join(str(error).split())
         except Exception as error:  # a reader's fault is a line on the screen, not the end of it
             state, trouble = None, f"cannot read {self.run.path}: {type(error).__name__}: {error}"
+        self._polling_since = 0.0
         with self._lock:
             if state is not None:
                 self._newest = state

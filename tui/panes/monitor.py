@@ -93,7 +93,8 @@ class MonitorPane(Pane):
         if many:
             nodes.show(state.ranks, state.alerts)
         table.show(state.ranks, state.alerts)
-        gpus.show(state.gpus)
+        if gpus.display:
+            gpus.show(state.gpus)
         heat.show(state.experts, next((r.aux_loss for r in state.ranks if r.aux_loss is not None), None))
         self._show_curves(state)
         self.query_one(AlertList).show(state.alerts, state.notices)

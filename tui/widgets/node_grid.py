@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import ClassVar
 
 from rich.style import Style
@@ -14,29 +14,30 @@ from ftdash.monitor.state import Alert, RankPhase, RankState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.widgets.lines import Line, LineWidget, Part
-from ftdash.tui.widgets.rank_table import Medians, is_slow
+from ftdash.tui.widgets.rank_table import Medians, slow_ranks
 
 NAME_WIDTH = 10
 
 
-def look(rank: RankState, medians: Medians, alerted: set[int]) -> Part:
-    """The cell of one rank; every condition has a symbol of its own."""
+def look(rank: RankState, noted: Collection[int]) -> Part:
+    """The cell of one rank; every condition has a symbol of its own. `noted`: slow, or named by an alert."""
     glyphs = theme.GLYPHS
     if rank.state is RankPhase.DEAD or (rank.gpu is not None and rank.gpu.state != "ok"):
         return glyphs.no, theme.BAD
     if rank.state is RankPhase.STALLED:
         return glyphs.stalled, theme.BAD
-    if rank.rank in alerted or is_slow(rank, medians):
+    if rank.rank in noted:
         return glyphs.tight, theme.WARN
-    if rank.state is RankPhase.DATA:
-        return glyphs.waiting, theme.WARN
-    if rank.state in (RankPhase.SAVING, RankPhase.EVALUATING):
-        return glyphs.waiting, theme.VIOLET
-    if rank.state is RankPhase.STARTING:
-        return glyphs.idle, theme.DIM
-    if rank.state is RankPhase.FINISHED:
-        return glyphs.gpu, theme.DIM
-    return glyphs.gpu, theme.OK
+    return _BY_PHASE.get(rank.state, (glyphs.gpu, theme.OK))
+
+
+_BY_PHASE: dict[RankPhase, Part] = {
+    RankPhase.DATA: (theme.GLYPHS.waiting, theme.WARN),
+    RankPhase.SAVING: (theme.GLYPHS.waiting, theme.VIOLET),
+    RankPhase.EVALUATING: (theme.GLYPHS.waiting, theme.VIOLET),
+    RankPhase.STARTING: (theme.GLYPHS.idle, theme.DIM),
+    RankPhase.FINISHED: (theme.GLYPHS.gpu, theme.DIM),
+}
 
 
 class NodeGrid(LineWidget, can_focus=True):
@@ -75,11 +76,11 @@ class NodeGrid(LineWidget, can_focus=True):
         for rank in ranks:
             nodes.setdefault(rank.host or "?", []).append(rank)
         self.nodes = list(nodes.items())
-        medians = Medians.of(ranks)
-        alerted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
-        self.cells = [[look(rank, medians, alerted) for rank in members] for members in nodes.values()]
+        noted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
+        noted |= slow_ranks(ranks, Medians.of(ranks))
+        self.cells = [[look(rank, noted) for rank in members] for members in nodes.values()]
         self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
-        ill = sum(1 for cells in self.cells for _, style in cells if style in (theme.BAD, theme.WARN))
+        ill = sum(style is theme.BAD or style is theme.WARN for cells in self.cells for _, style in cells)
         title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"
         if title != self.border_title:
             self.border_title = title

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -53,6 +55,62 @@ class Medians:
         )
 
 
+def slow_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
+    """Ranks slower than their peers by SLOW_FACTOR; one alone has no peers.
+
+    Peers of one sharded step share step_s, so that throughput counts too.
+    """
+    if len(ranks) < 2:
+        return set()
+    longest_s = (medians.step_s or math.inf) * SLOW_FACTOR
+    fewest = (medians.tokens_per_s or 0.0) / SLOW_FACTOR
+    return {
+        rank.rank
+        for rank in ranks
+        if (rank.step_s is not None and rank.step_s > longest_s)
+        or (rank.tokens_per_s is not None and rank.tokens_per_s < fewest)
+    }
+
+
+ORDINARY = frozenset((RankPhase.COMPUTE, RankPhase.COMMUNICATION, RankPhase.FINISHED))
+
+
+def ordinary_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
+    """Ranks of which nothing differs enough to deserve a line of its own."""
+    least_s, most_s = _around(medians.step_s)
+    least, most = _around(medians.memory)
+    first = -math.inf if medians.step is None else medians.step - 1
+    last = math.inf if medians.step is None else medians.step + 1
+    usual = _usual_throttles(ranks)
+    return {
+        rank.rank
+        for rank in ranks
+        if rank.state in ORDINARY
+        and first <= rank.step <= last
+        and (rank.step_s is None or least_s <= rank.step_s <= most_s)
+        and (rank.memory_used is None or least <= rank.memory_used <= most)
+        and (rank.gpu is None or (rank.gpu.state == "ok" and rank.gpu.throttle in usual))
+    }
+
+
+def _usual_throttles(ranks: Sequence[RankState]) -> set[tuple[str, ...]]:
+    """Combinations of throttle reasons that each half of the GPUs show, as the power cap often is."""
+    shown = Counter(rank.gpu.throttle for rank in ranks if rank.gpu is not None)
+    reasons: Counter[str] = Counter()
+    for throttle, gpus in shown.items():
+        for reason in throttle:
+            reasons[reason] += gpus
+    half = shown.total() / 2
+    return {throttle for throttle in shown if all(reasons[reason] >= half for reason in throttle)}
+
+
+def _around(median: float | None) -> tuple[float, float]:
+    """What counts as equal to a median; everything where there is none."""
+    if not median:
+        return -math.inf, math.inf
+    return median * (1 - EQUAL_SHARE), median * (1 + EQUAL_SHARE)
+
+
 @dataclass(frozen=True, slots=True)
 class RankRow:
     """One rank, its alerts and how it stands to the median."""
@@ -82,34 +140,6 @@ class GroupRow:
 Row = RankRow | FoldedRow | GroupRow
 
 
-def is_slow(rank: RankState, medians: Medians) -> bool:
-    """Slower than its peers by SLOW_FACTOR. Peers of one sharded step share step_s, so both figures count."""
-    if rank.step_s and medians.step_s and rank.step_s > medians.step_s * SLOW_FACTOR:
-        return True
-    return bool(
-        rank.tokens_per_s is not None
-        and medians.tokens_per_s
-        and rank.tokens_per_s * SLOW_FACTOR < medians.tokens_per_s
-    )
-
-
-def is_ordinary(rank: RankState, medians: Medians) -> bool:
-    """True when nothing about the rank differs enough to deserve a line of its own."""
-
-    def near(value: float | None, median: float | None) -> bool:
-        if value is None or not median:
-            return True
-        return abs(value - median) <= EQUAL_SHARE * median
-
-    return (
-        rank.state in (RankPhase.COMPUTE, RankPhase.COMMUNICATION, RankPhase.FINISHED)
-        and near(rank.step_s, medians.step_s)
-        and near(rank.memory_used, medians.memory)
-        and (medians.step is None or abs(rank.step - medians.step) <= 1)
-        and not (rank.gpu is not None and (rank.gpu.state != "ok" or rank.gpu.throttle))
-    )
-
-
 def arrange(
     ranks: Sequence[RankState],
     alerts: Sequence[Alert] = (),
@@ -126,38 +156,35 @@ def arrange(
     for alert in alerts:
         for number in alert.ranks if len(alert.ranks) < max(2, len(ranks)) else ():
             notes.setdefault(number, alert.text)
-    rows = []
-    for rank in ranks:
-        slow = len(ranks) > 1 and is_slow(rank, medians)
-        rows.append(RankRow(rank, slow, fmt.clean(notes.get(rank.rank, ""))))
+    slow = slow_ranks(ranks, medians)
+    loud = slow.union(notes, {rank.rank for rank in ranks} - ordinary_ranks(ranks, medians))
+
+    def row(rank: RankState) -> RankRow:
+        return RankRow(rank, rank.rank in slow, fmt.clean(notes.get(rank.rank, "")))
+
     if needle:
         wanted = needle.lower().split()
-        rows = [row for row in rows if all(part in _haystack(row) for part in wanted)]
-    rows.sort(key=lambda row: (_sort_key(row, sort), row.state.rank), reverse=descending)
+        ranks = [rank for rank in ranks if all(part in _haystack(row(rank)) for part in wanted)]
+    if sort is not Sort.RANK or descending:
+        ranks = sorted(ranks, key=lambda rank: (_sort_key(rank, sort), rank.rank), reverse=descending)
+
+    def rows(members: Sequence[RankState]) -> list[Row]:
+        quiet = [rank for rank in members if rank.rank not in loud] if fold else []
+        if len(quiet) < 2:
+            return [row(rank) for rank in members]
+        shown: list[Row] = [row(rank) for rank in members if rank.rank in loud]
+        return [*shown, FoldedRow(tuple(quiet), Medians.of(quiet))]
+
     if not group:
-        return _folded(rows, medians) if fold else list(rows)
-    grouped: dict[str, list[RankRow]] = {}
-    for row in rows:
-        grouped.setdefault(row.state.host if group == "node" else row.state.state.value, []).append(row)
+        return rows(ranks)
+    grouped: dict[str, list[RankState]] = {}
+    for rank in ranks:
+        grouped.setdefault(rank.host if group == "node" else rank.state.value, []).append(rank)
     result: list[Row] = []
     for title, members in grouped.items():
-        differing = sum(1 for row in members if row.slow or row.note or not is_ordinary(row.state, medians))
-        result.append(GroupRow(title, len(members), differing))
-        result.extend(_folded(members, medians) if fold else members)
+        result.append(GroupRow(title, len(members), sum(rank.rank in loud for rank in members)))
+        result.extend(rows(members))
     return result
-
-
-def _folded(rows: Sequence[RankRow], medians: Medians) -> list[Row]:
-    loud: list[Row] = []
-    quiet: list[RankState] = []
-    for row in rows:
-        if row.slow or row.note or not is_ordinary(row.state, medians):
-            loud.append(row)
-        else:
-            quiet.append(row.state)
-    if len(quiet) < 2:
-        return list(rows)
-    return [*loud, FoldedRow(tuple(quiet), Medians.of(quiet))]
 
 
 def _haystack(row: RankRow) -> str:
@@ -167,8 +194,7 @@ def _haystack(row: RankRow) -> str:
     return f"{rank.rank} {host} {rank.device} {rank.state.value} {rank.phase} {row.note} {slow}".lower()
 
 
-def _sort_key(row: RankRow, sort: Sort) -> float | str:
-    rank = row.state
+def _sort_key(rank: RankState, sort: Sort) -> float | str:
     match sort:
         case Sort.STEP:
             return float(rank.step)
