@@ -15,7 +15,8 @@ import msgspec
 
 from ftdash.monitor import control, exits, procs
 from ftdash.monitor.agent import launcher
-from ftdash.monitor.agent.end import Ending
+from ftdash.monitor.agent.end import SAVE_WAIT_S, Ending
+from ftdash.monitor.agent.evidence import HangWatch
 from ftdash.monitor.agent.sample import GpuWatch, NodeFile, RankSampler, node_sample
 from ftdash.monitor.agent.watch import RankWatch, Watched, adopt_orphans
 from ftdash.monitor.control import Action, Request
@@ -30,7 +31,6 @@ SAMPLE_S = 1.0
 CONTROL_S = 0.25
 CONTROL_SHARED_S = 1.0  # with several nodes each look is a directory read on a shared file system
 DISCOVER_S = 5.0  # once all ranks of the node are known; until then as often as requests are looked for
-SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
 OTHERS_WAIT_S = 15.0  # for the agents of the other nodes to write how their ranks ended
 LEFTOVER_WAIT_S = 10.0  # for helpers that outlive launcher and ranks
 
@@ -57,6 +57,7 @@ class Agent:
         self._watch = RankWatch(run, self._wake_read)
         self._file = NodeFile(run.node_file(self.host))
         self._sampler = RankSampler(run)
+        self._hangs = HangWatch(run, self.host, alone=self.nodes == 1)
         self._signals: list[int] = []
         self._ending: Ending | None = None
         self._stop_reason = ""
@@ -173,7 +174,9 @@ class Agent:
         if newest:
             self._sampler.devices = newest
         living = self._watch.living()
-        self._file.write([node_sample(self.host), *newest, *self._sampler.sample(living)])
+        samples = self._sampler.sample(living)
+        told = self._hangs.look(samples, time.monotonic()) if self._ending is None else []
+        self._file.write([node_sample(self.host), *newest, *samples, *told])
         if self._unwritten:
             self._write_manifest()
 
@@ -211,19 +214,41 @@ class Agent:
 
     def _serve(self) -> None:
         for path, request in control.pending(self.run, self.host, os.getuid()):
+            answer = ""
             if request.action is Action.DUMP:
                 self._dump(request)
+            elif request.action is Action.SIGNAL:
+                answer = self._signal_rank(request)
             elif request.action is Action.STOP:
                 self._stop("stopped on request", request.grace_s)
             else:
                 self._save_and_stop()
             with contextlib.suppress(OSError):
-                control.mark_served(path, self.host)
+                control.mark_served(path, self.host, answer)
         if self._save_until is not None and time.monotonic() > self._save_until and self._ending is None:
             self._event(
                 "error", "save-timeout", f"no checkpoint within {SAVE_WAIT_S:.0f} s: stopping without it"
             )
             self._stop("stopped on request, without a checkpoint", grace_s=20.0)
+
+    def _signal_rank(self, request: Request) -> str:
+        """Signal one rank of this node, if it still is the process that was meant; what came of it."""
+        found = [w.process for w in self._watch.living() if w.process.rank in (request.ranks or ())]
+        if not found or request.signal is None:
+            return ""
+        rank, pid = found[0].rank, found[0].pid
+        if pid != request.pid:
+            return f"not sent: rank {rank} is pid {pid} now, not {request.pid}"
+        number = signal.Signals[request.signal]
+        if request.signal is control.RankSignal.STACKS and not procs.catches(pid, number):
+            return f"not sent: rank {rank} has no handler for {request.signal} and would end"
+        try:
+            os.kill(pid, number)
+        except OSError as error:
+            return f"not sent: {error.strerror or error}"
+        text = f"{request.signal} sent to rank {rank}, pid {pid}"
+        self._event("note", "signal", f"{text}, on request")
+        return text
 
     def _save_and_stop(self) -> None:
         """Ranks with ftdash's training script look for this file at the end of each step."""

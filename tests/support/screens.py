@@ -173,6 +173,8 @@ def with_hostile_text(state: RunState) -> RunState:
 class StillFeed:
     """A feed that shows one state and reads nothing."""
 
+    hangs = False
+
     def __init__(self, state: RunState | None, run: RunDir, trouble: str = "") -> None:
         self.state, self.run, self.trouble = state, run, trouble
 

@@ -12,98 +12,100 @@ from textual.binding import Binding
 from textual.containers import Container
 from textual.widget import Widget
 
-from ftdash.monitor.diagnosis.model import Diagnosis, Group, RankEvidence
+from ftdash.monitor.control import RankSignal
+from ftdash.monitor.diagnosis.model import Diagnosis
 from ftdash.monitor.diagnosis.report import as_markdown
+from ftdash.monitor.records import HANG_CODE
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
-from ftdash.tui import launching, theme
-from ftdash.tui.examine import Examination, Examined
-from ftdash.tui.launching import Stopped
+from ftdash.tui import theme
+from ftdash.tui.examine import Examination, Examined, How, Look
+from ftdash.tui.messages import RunChosen
+from ftdash.tui.panes import diagnose_acting as acting
+from ftdash.tui.panes import diagnose_locals as locals_of
 from ftdash.tui.panes.base import Pane
+from ftdash.tui.panes.diagnose_act import LIVE, Act, ActScreen, choices, confirmation, signal_of
+from ftdash.tui.panes.diagnose_acting import Acted, Target
+from ftdash.tui.panes.diagnose_compare import MovedTable
+from ftdash.tui.panes.diagnose_refusals import by_the_hook, refusals
+from ftdash.tui.panes.diagnose_restart import Restarted, restart
+from ftdash.tui.panes.diagnose_tree import StackTree, python_frames
 from ftdash.tui.widgets.grid import Grid
-from ftdash.tui.widgets.groups import GroupTable
-from ftdash.tui.widgets.lines import Line, LineWidget
-from ftdash.tui.widgets.overview import PHASE_LOOK
+from ftdash.tui.widgets.groups import GroupRow, GroupTable
 from ftdash.tui.widgets.stack import StackView
-from ftdash.tui.widgets.verdict import VerdictPanel
+from ftdash.tui.widgets.stall import StallLine
+from ftdash.tui.widgets.verdict import Fact, VerdictPanel
 
-LIVE = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
-
-
-class StallLine(LineWidget):
-    """How the run stands, since when nothing moved, and how much evidence there is."""
-
-    def __init__(self) -> None:
-        super().__init__(id="stall-line")
-        self.state: RunState | None = None
-        self.evidence = ""
-
-    def show(self, state: RunState | None, evidence: str) -> None:
-        self.state, self.evidence = state, evidence
-        self.redraw()
-
-    def draw(self, width: int, height: int) -> list[Line]:
-        if self.state is None:
-            return [((" no run is watched: R chooses one", theme.DIM),)]
-        state = self.state
-        symbol, style = PHASE_LOOK[state.state]
-        words = f" {symbol} {state.state.value} "
-        ages = [rank.heartbeat_age_s for rank in state.ranks if rank.heartbeat_age_s is not None]
-        since = f"for {fmt.duration(max(ages))} " if ages and state.state is RunPhase.STALLED else ""
-        left = f"{since}at step {state.step:,}  {fmt.clean(state.manifest.name or state.run)}"
-        room = width - len(words) - len(left) - 1
-        return [
-            (
-                (words, style),
-                (left, theme.TEXT),
-                (fmt.fit(self.evidence, max(0, room), right=True), theme.DIM),
-            )
-        ]
+RESTART_SWITCHES = ("torch-detail", "flight-recorder")  # what tells most of a hang, to begin with
 
 
 class DiagnosePane(Pane):
     TITLE = "Diagnose"
     HELP = (
         "d takes stacks of all ranks, some seconds apart, and names the rank that holds the others up.\n"
-        "n takes them once with native frames (each rank pauses for half a second), t shows all threads,\n"
-        "r writes a report as Markdown and copies it, k stops the run after you typed stop.\n"
-        "A run that stalls while this pane is open is examined once by itself."
+        "n takes them with native frames (each rank pauses for half a second), t shows all threads, u has\n"
+        "the rank's own hook write its stacks (SIGUSR2), l reads its local variables.\n"
+        "v shows all stacks as one tree, c what moved since the dump before, e the whole evidence.\n"
+        "r copies a report as Markdown and writes it to a file; k lists what can be done: save, stop, kill,\n"
+        "relaunch. Each asks for words to type. A run that stands still is examined by itself."
     )
-    HINTS = "d dump  n native  t all threads  r report  k stop…"
+    HINTS = (
+        "d dump  k act…  r report  v tree  c compare  e evidence  n native  t threads  u SIGUSR2  l locals…"
+    )
 
     BINDINGS: ClassVar = [
-        Binding("d,D", "examine(False)", "Dump now", show=False),
-        Binding("n", "examine(True)", "Native", show=False),
+        Binding("d,D", "examine", "Dump now", show=False),
+        Binding("n", "native", "Native", show=False),
         Binding("t", "threads", "All threads", show=False),
+        Binding("u", "ask_hook", "SIGUSR2", show=False),
+        Binding("l", "locals", "Locals", show=False),
+        Binding("v", "view('tree')", "Stack tree", show=False),
+        Binding("c", "view('moved')", "Compare", show=False),
+        Binding("e", "whole", "All evidence", show=False),
         Binding("r", "report", "Report", show=False),
-        Binding("k", "stop", "Stop", show=False),
+        Binding("k", "act", "Act", show=False),
     ]
 
     def __init__(self) -> None:
         super().__init__(id="diagnose")
         self.run_state: RunState | None = None
-        self.diagnosis: Diagnosis | None = None
-        self.evidence: dict[int, RankEvidence] = {}
-        self.samples = 0
+        self.look: Look | None = None
+        self.before: Look | None = None  # the look before this one
+        self.shown_rank: int | None = None
         self._examination: Examination | None = None
-        self._examined_stall: tuple[str, int] | None = None
-        self._rank_shown: dict[tuple[int, ...], int] = {}
+        self._seen: tuple[str, RunPhase, int] | None = None  # what was last examined without being asked
+        self._next_rank: dict[tuple[int, ...], int] = {}
 
     def compose(self) -> ComposeResult:
         yield StallLine()
         yield VerdictPanel()
         with Container(id="diagnose-parts"):
             yield GroupTable(id="groups")
+            yield StackTree(id="tree")
+            yield MovedTable(id="moved")
             stack = StackView(id="group-stack")
             stack.border_title = "Stack"
             yield stack
+
+    def on_mount(self) -> None:
+        self.set_interval(1.0, self._show_line)  # the time left runs between two states of the run
+        self.action_view("groups")
 
     def on_unmount(self) -> None:
         if self._examination is not None:
             self._examination.close()
 
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        return self.look.diagnosis if self.look is not None else None
+
     def first_focus(self) -> Widget:
-        return self.query_one(GroupTable)
+        return next(table for table in self._tables() if table.display)
+
+    def _tables(self) -> tuple[Grid, ...]:
+        return self.query_one(GroupTable), self.query_one(StackTree), self.query_one(MovedTable)
+
+    # What the run does
 
     def show_run(self, state: RunState | None, trouble: str) -> None:
         if state is not None and self.run_state is not None and state.run != self.run_state.run:
@@ -114,85 +116,221 @@ class DiagnosePane(Pane):
             self.query_one(VerdictPanel).say(trouble)
         if state is None:
             return
-        stall = (state.run, state.step)
-        if state.state is RunPhase.STALLED and self._examined_stall != stall:
-            self._examined_stall = stall
-            self.action_examine(False)
+        # A stall and a failure are examined once, by themselves; of a run that moves, what was kept is shown.
+        hangs = sum(alert.code == HANG_CODE for alert in state.alerts)
+        seen = (state.run, state.state, hangs)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        if state.state in (RunPhase.STALLED, RunPhase.FAILED):
+            self._start(How.KEPT if hangs else How.NOW)
+        elif self.look is None and state.state in LIVE:
+            self._start(How.KEPT)
 
     def _forget(self) -> None:
-        self.diagnosis, self.evidence, self.samples = None, {}, 0
-        self.query_one(GroupTable).set_items([])
+        self.look = self.before = self.shown_rank = None
+        self._next_rank.clear()
+        for table in self._tables():
+            table.set_items([])
         self.query_one(StackView).say("")
         self.query_one(VerdictPanel).say("d takes the stacks of all ranks of this run")
 
     def _show_line(self) -> None:
-        evidence = ""
-        if self.samples and self.run_state is not None:
-            of = self.run_state.manifest.world_size
-            evidence = f"evidence {len(self.evidence)} of {of} ranks, {fmt.plural(self.samples, 'sample')}"
-        self.query_one(StallLine).show(self.run_state, evidence)
+        if self.display:
+            self.query_one(StallLine).show(self.run_state, self.look, time.time())
 
-    def action_examine(self, native: bool) -> None:
+    def _start(self, how: How) -> None:
         feed, state = self.cockpit.feed, self.run_state
         if feed is None or state is None:
             self.cockpit.notice("no run is watched; R chooses one")
             return
         if self._examination is not None:
             self._examination.close()
-        self.query_one(VerdictPanel).say("taking the stacks of all ranks…")
-        self._examination = Examination(feed.run, state.manifest.world_size, self.post_message, native=native)
+        if how is not How.KEPT:
+            self.query_one(VerdictPanel).looking()
+        before = self.look.samples[-1] if self.look is not None and self.look.samples else None
+        world = state.manifest.world_size
+        self._examination = Examination(feed.run, world, self.post_message, how=how, before=before)
         self._examination.start()
 
     @on(Examined)
     def _examined(self, event: Examined) -> None:
-        self.evidence = {one.rank: one for one in event.evidence}
-        self.samples = event.samples
+        if event.look is None:
+            if event.trouble:
+                self.query_one(VerdictPanel).say(event.trouble)
+            elif (
+                self.look is None and self.run_state is not None and self.run_state.state is RunPhase.STALLED
+            ):
+                self._start(How.NOW)  # nothing was kept
+            return
+        if self.look is None or self.look.confirmed:
+            self.before = self.look
+        self.look = event.look
+        self._show_look(event.look)
+
+    def _show_look(self, look: Look) -> None:
+        verdict = look.diagnosis.verdict
         panel, groups = self.query_one(VerdictPanel), self.query_one(GroupTable)
-        if event.diagnosis is None:
-            panel.say(event.trouble)
-        else:
-            self.diagnosis = event.diagnosis
-            panel.show(event.diagnosis, confirmed=event.confirmed)
-            groups.show(event.diagnosis.groups, event.diagnosis.verdict.culprits)
-            if groups.selected is not None:
-                self._show_stack(groups.selected[0])
+        panel.show(
+            look.diagnosis,
+            confirmed=look.confirmed,
+            kept_at=look.taken if look.by_itself else 0.0,
+            code=look.code,
+            warnings=self._warnings(look),
+        )
+        guilty = {culprit.rank for culprit in verdict.culprits}
+        ranks = look.ranks
+        stacks = {rank: tuple(map(str, python_frames(one))) for rank, one in ranks.items()}
+        groups.show(look.diagnosis.groups, stacks, guilty)
+        self.query_one(StackTree).show(ranks.values(), guilty)
+        earlier = self.before.ranks if self.before is not None and self.before.ranks else look.earlier
+        self.query_one(MovedTable).show(earlier, ranks)
+        if groups.selected is not None:
+            self._show_group(groups.selected)
+        elif guilty:
+            self._show_rank(min(guilty))
         self._show_line()
+
+    @staticmethod
+    def _warnings(look: Look) -> list[Fact]:
+        """Ranks that could not be looked at, each cause with its remedy."""
+        facts: list[Fact] = []
+        evidence = look.samples[-1].ranks
+        for refusal in refusals(evidence):
+            known = f" (meanwhile: {refusal.meanwhile})" if refusal.meanwhile else ""
+            said = f"rank {fmt.ranks(refusal.ranks)}: {refusal.text}{known}"
+            facts.append(Fact("unseen", said, theme.WARN))
+            if refusal.remedy and refusal.remedy not in look.diagnosis.verdict.next:
+                facts.append(Fact("remedy", refusal.remedy, theme.ACCENT_BOLD))
+        if hooked := by_the_hook(evidence):
+            text = f"stacks of rank {fmt.ranks(hooked)} were written by their own hook, py-spy could not look"
+            facts.append(Fact("unseen", text, theme.WARN))
+        return facts
+
+    # Who is where, and the stack beside it
 
     @on(Grid.Moved, "#groups")
     def _group_moved(self, event: Grid.Moved) -> None:
-        self._show_stack(event.item[0])
+        self._show_group(event.item)
 
     @on(Grid.Selected, "#groups")
     def _group_chosen(self, event: Grid.Selected) -> None:
-        group: Group = event.item[0]
-        self._rank_shown[group.ranks] = (self._rank_shown.get(group.ranks, 0) + 1) % len(group.ranks)
-        self._show_stack(group)
-
-    def _show_stack(self, group: Group) -> None:
-        stack = self.query_one(StackView)
-        if not group.ranks:
+        row: GroupRow = event.item
+        if row.stacks > 1:
+            self.query_one(GroupTable).toggle(row)
             return
-        rank = group.ranks[self._rank_shown.get(group.ranks, 0)]
-        evidence = self.evidence.get(rank)
-        stack.border_title = f"rank {rank}" + (
-            f" on {fmt.clean(evidence.host)}" if evidence is not None else ""
-        )
-        if evidence is not None and (evidence.threads or evidence.process is not None):
+        ranks = row.group.ranks
+        self._next_rank[ranks] = (self._next_rank.get(ranks, 0) + 1) % len(ranks)
+        self._show_group(row)
+
+    @on(Grid.Moved, "#tree")
+    @on(Grid.Moved, "#moved")
+    def _line_moved(self, event: Grid.Moved) -> None:
+        if event.item.ranks:
+            self._show_rank(event.item.ranks[0])
+
+    def _show_group(self, row: GroupRow) -> None:
+        ranks = row.group.ranks
+        if not ranks:
+            return
+        guilty = [culprit.rank for culprit in self.diagnosis.verdict.culprits] if self.diagnosis else []
+        first = next((rank for rank in guilty if rank in ranks), ranks[0])
+        index = (ranks.index(first) + self._next_rank.get(ranks, 0)) % len(ranks)
+        self._show_rank(ranks[index], row.group.frames)
+
+    def _show_rank(self, rank: int, calls: tuple[str, ...] = ()) -> None:
+        stack = self.query_one(StackView)
+        self.shown_rank = rank
+        evidence = self.look.ranks.get(rank) if self.look is not None else None
+        where = f" on {fmt.clean(evidence.host)}" if evidence is not None and evidence.host else ""
+        stack.border_title = f"rank {rank}{where}"
+        if evidence is not None and evidence.process is not None:
             stack.show(evidence)
         else:
-            stack.show_frames(f"rank {rank}", group.frames)
+            stack.show_frames(f"rank {rank}", calls)
 
     def action_threads(self) -> None:
         self.query_one(StackView).action_threads()
 
+    def action_view(self, name: str) -> None:
+        """Show the tree or what moved instead of the groups, or the groups again."""
+        tables = {table.id: table for table in self._tables()}
+        had_focus = any(table.has_focus for table in tables.values())
+        wanted = "groups" if tables[name].display and name != "groups" else name
+        for table_id, table in tables.items():
+            table.display = table_id == wanted
+        if wanted == "moved" and self.look is not None and not self.query_one(MovedTable).items:
+            self.cockpit.notice("one dump only: d takes another")
+        if had_focus:
+            tables[wanted].focus()
+
+    def action_whole(self) -> None:
+        """The verdict with all its evidence on the whole pane, or the stacks again."""
+        self.toggle_class("-whole")
+        panel = self.query_one(VerdictPanel)
+        panel.whole = self.has_class("-whole")
+        panel.refresh(layout=True)
+
+    # Looking closer
+
+    def action_examine(self) -> None:
+        self._start(How.NOW)
+
+    def action_native(self) -> None:
+        self._start(How.NATIVE)
+
+    def target(self) -> Target | None:
+        """The process of the rank whose stack is shown, None when it is not known."""
+        rank = self.shown_rank
+        if self.look is None or rank is None:
+            return None
+        evidence = self.look.ranks.get(rank)
+        if evidence is not None and evidence.pid:
+            return Target(rank, evidence.pid, evidence.host)
+        found = next((c for c in self.look.diagnosis.verdict.culprits if c.rank == rank and c.pid), None)
+        return Target(rank, found.pid, found.host) if found is not None else None
+
+    def _need_target(self) -> Target | None:
+        target = self.target()
+        if target is None:
+            self.cockpit.notice("no rank's process is shown yet: d takes the stacks")
+        return target
+
+    def action_ask_hook(self) -> None:
+        if (target := self._need_target()) is not None and self.cockpit.feed is not None:
+            self.cockpit.notice(f"SIGUSR2 to {target.words}; it can cut a blocked system call short")
+            acting.send(self.cockpit.feed.run, target, RankSignal.STACKS, self.post_message)
+
+    def action_locals(self) -> None:
+        if (target := self._need_target()) is None:
+            return
+
+        def confirmed(text: str) -> None:
+            if text.strip() == "locals":
+                locals_of.read(target, self.post_message)
+            else:
+                self.cockpit.notice("no locals were read")
+
+        label = f"rank {target.rank}'s locals can hold training data and keys: type locals"
+        self.cockpit.ask(label, "", confirmed)
+
+    @on(locals_of.LocalsRead)
+    def _locals_read(self, event: locals_of.LocalsRead) -> None:
+        if event.trouble:
+            self.cockpit.notice(event.trouble, severity="warning")
+        else:
+            self.app.push_screen(locals_of.LocalsScreen(event.target, event.rows))
+
+    # Telling others
+
     def action_report(self) -> None:
-        if self.diagnosis is None or self.run_state is None:
+        if self.look is None or self.run_state is None:
             self.cockpit.notice("nothing to report yet: d takes the stacks")
             return
-        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.look.taken or time.time()))
         head = f"`{self.run_state.run}` at step {self.run_state.step:,}, {when}"
-        text = f"{head}\n\n{as_markdown(self.diagnosis)}"
-        self.app.copy_to_clipboard(text)
+        text = f"{head}\n\n{as_markdown(self.look.diagnosis)}"
+        self.app.copy_to_clipboard(text)  # OSC 52: reaches the person's own terminal, over SSH too
 
         def save(name: str) -> None:
             if not name.strip():
@@ -204,24 +342,72 @@ class DiagnosePane(Pane):
             except OSError as error:
                 self.cockpit.notice(f"cannot write {path}: {error.strerror or error}", severity="error")
 
-        self.cockpit.ask("write the report to", f"{self.run_state.run}.md", save)
+        self.cockpit.ask("copied; write the report to", f"{self.run_state.run}.md", save)
 
-    def action_stop(self) -> None:
-        feed, state = self.cockpit.feed, self.run_state
-        if feed is None or state is None or state.state not in LIVE:
-            self.cockpit.notice("no live run is watched")
+    # Acting
+
+    def action_act(self) -> None:
+        if self.cockpit.feed is None or self.run_state is None:
+            self.cockpit.notice("no run is watched; R chooses one")
             return
-        run = feed.run
+        found = choices(self.run_state, self.target(), self.diagnosis)
+        self.app.push_screen(ActScreen(found), self._chosen)
+
+    def _chosen(self, act: Act | None) -> None:
+        state = self.run_state
+        if act is None or state is None:
+            return
+        if act is Act.RESTART:
+            from ftdash.tui.panes.switches import SwitchesScreen
+
+            self.app.push_screen(SwitchesScreen(RESTART_SWITCHES), self._switches_chosen)
+            return
+        target = self.target()
+        label, words = confirmation(act, state, target)
 
         def confirmed(text: str) -> None:
-            if text.strip() in ("stop", "save"):
-                self.cockpit.notice(f"stopping {run.run_id}…")
-                launching.stop(run, self.post_message, save=text.strip() == "save")
+            if text.strip() == words:
+                self._do(act, target)
             else:
-                self.cockpit.notice("not stopped")
+                self.cockpit.notice("nothing was done")
 
-        self.cockpit.ask(f"stop {run.run_id}: type stop, or save to save first", "", confirmed)
+        self.cockpit.ask(label, "", confirmed)
 
-    @on(Stopped)
-    def _stopped(self, event: Stopped) -> None:
-        self.cockpit.notice(event.trouble or f"{event.run.run_id} is stopped, no process is left")
+    def _do(self, act: Act, target: Target | None) -> None:
+        feed = self.cockpit.feed
+        if feed is None:
+            return
+        if act in (Act.KILL_RANK, Act.CONTINUE):
+            if target is not None:
+                acting.send(feed.run, target, signal_of(act), self.post_message)
+            return
+        self.cockpit.notice(f"ending {feed.run.run_id}…")
+        grace_s = 1.0 if act is Act.KILL_JOB else 20.0
+        acting.end(feed.run, self.post_message, save=act is Act.SAVE, grace_s=grace_s)
+
+    def _switches_chosen(self, switches: tuple[str, ...] | None) -> None:
+        feed, state = self.cockpit.feed, self.run_state
+        if switches is None or feed is None or state is None:
+            return
+        run = feed.run
+        label, words = confirmation(Act.RESTART, state, None)
+
+        def confirmed(text: str) -> None:
+            if text.strip() == words:
+                self.cockpit.notice(f"ending {run.run_id}, then starting it again…")
+                restart(run, switches, self.post_message)
+            else:
+                self.cockpit.notice("nothing was done")
+
+        self.cockpit.ask(label, "", confirmed)
+
+    @on(Restarted)
+    def _restarted(self, event: Restarted) -> None:
+        self.cockpit.notice(f"started again as {event.run.run_id}")
+        self.post_message(RunChosen(event.run))
+
+    @on(Acted)
+    def _acted(self, event: Acted) -> None:
+        self.cockpit.notice(event.text, severity="error" if event.failed else "information")
+        if event.evidence is not None and event.evidence.rank == self.shown_rank:
+            self.query_one(StackView).show(event.evidence)

@@ -9,13 +9,13 @@ from typing import ClassVar
 from rich.cells import cell_len
 from textual.binding import Binding
 
+from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.model import RankEvidence, Thread
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.widgets.grid import Column, Grid
 from ftdash.tui.widgets.lines import Line
-
-LIBRARY = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen", "<string>", "<built-in>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,6 @@ class StackRow:
     where: str = ""
     heading: bool = False
     own: bool = False
-
-
-def is_own(file: str) -> bool:
-    """True for a frame of the user's code, not of a library or of Python itself."""
-    return bool(file) and not any(part in file for part in LIBRARY) and not file.startswith("<")
 
 
 def stack_rows(evidence: RankEvidence, *, all_threads: bool = False) -> list[StackRow]:
@@ -55,7 +50,8 @@ def stack_rows(evidence: RankEvidence, *, all_threads: bool = False) -> list[Sta
         add(process.failure_text or str(process.failure))
         if process.remedy:
             add(f"remedy: {process.remedy}")
-    for thread in process.threads if all_threads else main_thread(process.threads):
+    main = frames.main_thread(process.threads)
+    for thread in process.threads if all_threads else [main] if main is not None else []:
         _thread_rows(thread, add, titled=all_threads)
     if all_threads:
         for child in process.children:
@@ -63,7 +59,7 @@ def stack_rows(evidence: RankEvidence, *, all_threads: bool = False) -> list[Sta
             for thread in child.threads:
                 _thread_rows(thread, add, titled=True)
     elif len(process.threads) > 1:
-        add(f"{len(process.threads) - 1} more threads: t shows them", heading=True)
+        add(f"{fmt.plural(len(process.threads) - 1, 'more thread')}: t shows all", heading=True)
     return rows
 
 
@@ -74,18 +70,12 @@ def fit_end(text: str, width: int) -> str:
     return text
 
 
-def main_thread(threads: Sequence[Thread]) -> list[Thread]:
-    """MainThread, or the first one where none has that name."""
-    named = [thread for thread in threads if thread.name == "MainThread"]
-    return (named or list(threads))[:1]
-
-
 def _thread_rows(thread: Thread, add: Callable[..., None], *, titled: bool) -> None:
     if titled:
         add(f"thread {thread.name or thread.os_tid}{' (runs)' if thread.active else ''}", heading=True)
     own_seen = False
     for frame in thread.frames:
-        own = not own_seen and is_own(frame.file)
+        own = not own_seen and frames.origin(frame) is Origin.OWN
         own_seen = own_seen or own
         add(
             frame.name,
@@ -127,12 +117,14 @@ class StackView(Grid):
         self.evidence = evidence
         self.set_items(stack_rows(evidence, all_threads=self.all_threads))
         self.invalidate()
+        # Native frames and those of libraries may fill the window: the own line is what is looked for.
+        self.cursor = next((index for index, row in enumerate(self.items) if row.own), 0)
 
-    def show_frames(self, title: str, frames: Sequence[str]) -> None:
+    def show_frames(self, title: str, calls: Sequence[str]) -> None:
         """Frames that are known only as text, innermost first."""
         self.evidence = None
         rows = [StackRow(0, fmt.clean(title), heading=True)]
-        rows += [StackRow(index, fmt.clean(frame)) for index, frame in enumerate(frames, 1)]
+        rows += [StackRow(index, fmt.clean(frame)) for index, frame in enumerate(calls, 1)]
         self.set_items(rows)
         self.invalidate()
 
