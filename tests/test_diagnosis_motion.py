@@ -76,7 +76,7 @@ def test_native_frames_in_the_second_dump_are_no_movement() -> None:
         ),
         ("while True:\n    try:\n        return ask()\n    except OSError:\n        time.sleep(1)", 6, True),
         (
-            "for attempt in range(9):\n    try:\n        return ask()\n    except OSError:\n        time.sleep(1)",
+            "for go in range(9):\n    try:\n        return ask()\n    except OSError:\n        time.sleep(1)",
             6,
             True,
         ),

@@ -58,6 +58,7 @@ class Reading:
     own: Frame | None = None  # the user's innermost line
     callers: tuple[Frame, ...] = ()  # the user's other lines, innermost first
     blocked_by: Frame | None = None
+    for_children: bool = False  # in code that talks with or waits for processes below
     thread: str = ""
     names: frozenset[str] = frozenset()  # bare names of all frames
 
@@ -248,6 +249,7 @@ def read_frames(frames: Sequence[Frame], thread: str = "") -> Reading:
         own=own,
         callers=tuple(frame for frame in frames if frame is not own and origin(frame) is Origin.OWN)[:16],
         blocked_by=blocked_by,
+        for_children=any(knowledge.CHILD_FILE.search(frame.file) for frame in frames),
         thread=thread,
         names=names,
     )

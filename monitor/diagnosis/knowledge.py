@@ -233,9 +233,10 @@ COLLECTIVE_NATIVE = re.compile(
 
 # Wakes up again and again while it waits for worker processes (datasets' map): no sign of work.
 WORKER_POLLS = frozenset({"iflatmap_unordered"})
-# subprocess and os: the thread waits for a program that it started.
-WAITS_FOR_A_COMMAND = frozenset(
-    {"communicate", "_communicate", "_wait", "_try_wait", "waitpid", "check_call"}
+# Files whose functions talk with or wait for processes below this one.
+CHILD_FILE = re.compile(
+    r"(?:^|/)(?:multiprocessing|multiprocess|joblib|torch/multiprocessing|torch/utils/data|torchdata|datasets)/"
+    r"|(?:^|/)subprocess\.py$|concurrent/futures/process\.py$|(?:^|/)dataloader\.py$"
 )
 # socket, ssl and multiprocessing.connection: reads that wait for somebody's bytes.
 RECEIVES = frozenset({"readinto", "recv_into", "recv", "_recv", "_recv_bytes", "read1"})

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ftdash.monitor.diagnosis import frames, knowledge, procfs, source
+from ftdash.monitor.diagnosis import frames, knowledge, procfs, ras, source
 from ftdash.monitor.diagnosis.arguments import add_calls
 from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
 from ftdash.monitor.diagnosis.frames import Origin, Wait
+from ftdash.monitor.diagnosis.kernel import kernel_lines
 from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
 
@@ -115,7 +116,13 @@ def sample_processes(
     second = add_native(second)
     if _all_in_calls(second):
         add_calls(second.ranks)
-    return [first, second]
+    return [first, replace(second, ras=ras.ask(_ras_addresses(trainers)), kernel=kernel_lines())]
+
+
+def _ras_addresses(trainers: Sequence[Trainer]) -> list[str]:
+    """Where NCCL's RAS may answer: what the ranks were told, else its own port."""
+    told = {procfs.environment(trainer.pid).get(ras.ADDRESS_ENV, "") for trainer in trainers[:8]} - {""}
+    return sorted(told) or [f"localhost:{ras.PORT}"]
 
 
 def _all_in_calls(sample: Sample) -> bool:

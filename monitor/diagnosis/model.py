@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from ftdash.monitor.diagnosis.ras import RasReport
 
 FORMAT_VERSION = 1
 
@@ -129,6 +132,7 @@ class RankEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     beat: Beat | None = None
     gpu_util: int | None = None  # percent
     gpu_power_w: float | None = None
+    gpu_power_limit_w: float | None = None
     call: dict[str, int] = {}  # source, destination or root of the call it is in
     notes: list[str] = []
 
@@ -255,6 +259,8 @@ class Sample:
     launchers: tuple[ProcessEvidence, ...] = ()
     timeout_s: float = 0.0  # of collectives, 0 when not known
     timeout_source: str = ""
+    ras: RasReport | None = None
+    kernel: tuple[str, ...] = ()  # lines of the kernel's log on GPUs and killed processes
     notices: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[RankEvidence]:

@@ -93,7 +93,11 @@ def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: fl
     main_before, main_after = frames.main_thread(before.threads), frames.main_thread(after.threads)
     if main_before is None or main_after is None:
         return False
-    return _key(main_before) != _key(main_after)
+    if _key(main_before) != _key(main_after):
+        return True
+    reading = frames.read_threads(after.threads)
+    woke = after.proc.main_sleeps - before.proc.main_sleeps >= _SLEEPS
+    return woke and reading.own is not None and not _only_waits(reading, reading)
 
 
 def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
@@ -224,10 +228,10 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
     calling anything. Work changes its stack, moves bytes, grows, uses a core in
     native code, or wakes up in a phase that is known to be slow.
     """
-    if motion.beat_changed or motion.children_move or motion.transfers:
+    if motion.beat_changed or motion.transfers:
         return True
-    if motion.commands_move and second.names & knowledge.WAITS_FOR_A_COMMAND:
-        return True
+    if second.for_children and (motion.children_move or motion.commands_move):
+        return True  # others than those that it waits for may well be at work
     if not motion.busy and _waits_for_workers(second):
         return False  # its workers are what would move
     if not motion.busy and _same_own_function(first, second) and _only_waits(first, second):

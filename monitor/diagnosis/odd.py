@@ -155,6 +155,9 @@ def _point_to_point(views: Sequence[View], two: bool) -> Verdict | None:
     chain = ", ".join(f"rank {rank} waits for rank {peer}" for rank, peer in sorted(calls.items()))
     if ring := stuck_in_the_ring(calls):
         named = [by_rank[rank] for rank in sorted(ring) if rank in by_rank]
+        if len(named) == len(views):
+            reason = "nobody differs: the ranks wait for one another in a ring, and nobody serves the others"
+            return Verdict(Kind.NETWORK, (), confidence(0.8, views, two=two), reason, (chain,))
         why = "it waits for a rank that waits for it: one of them has to send first"
         kind, reason = Kind.ORDER_MISMATCH, f"rank {ranks_of(named)} wait for one another"
     else:

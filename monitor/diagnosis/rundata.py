@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from ftdash.monitor import control
-from ftdash.monitor.diagnosis import live, procfs
+from ftdash.monitor.diagnosis import gpus, live, procfs
 from ftdash.monitor.diagnosis.deadline import known_timeout
 from ftdash.monitor.diagnosis.flight import read_flight
 from ftdash.monitor.diagnosis.incident import kept, read_dump_folder
@@ -70,10 +70,12 @@ def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) 
     limit = known_timeout(run, [meta.pid for meta in here])
     if elsewhere and not ended:
         samples = _ask_agents(run, manifest, metas, quick=quick, reach=reach)
+        gpus.join(run, samples[-1].ranks)
     elif here and not ended:
         samples = live.sample_processes([meta.pid for meta in here], quick=quick, beats=run.telemetry)
         expected = frozenset(range(manifest.world_size))
         samples = [replace(sample, expected=expected, world_size=manifest.world_size) for sample in samples]
+        gpus.join(run, samples[-1].ranks)
     elif not ended and procfs.state_letter(manifest.launcher_pid or -1):
         samples = live.sample_processes([manifest.launcher_pid], quick=quick, beats=run.telemetry)
     else:

@@ -115,11 +115,13 @@ def in_except_block(frame: Frame) -> bool:
 
 @lru_cache(maxsize=4096)
 def loop_may_break(frame: Frame) -> bool:
-    """Whether the line stands in a loop that can be left by `break`."""
+    """Whether the line stands in a loop that can be left, or of which a rank can skip the rest."""
     loops = [
         node for node, name in _around(frame) if isinstance(node, ast.For | ast.While) and name == "body"
     ]
-    return any(isinstance(inner, ast.Break | ast.Return) for loop in loops for inner in ast.walk(loop))
+    return any(
+        isinstance(inner, ast.Break | ast.Return | ast.Continue) for loop in loops for inner in ast.walk(loop)
+    )
 
 
 _Loop = ast.For | ast.AsyncFor | ast.While

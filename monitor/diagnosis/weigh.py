@@ -11,6 +11,7 @@ from ftdash.monitor.diagnosis.flightverdict import flight_verdict
 from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.kinds import NO_CULPRIT, Kind
 from ftdash.monitor.diagnosis.logverdict import log_evidence_for, log_verdict
+from ftdash.monitor.diagnosis.machines import with_machines
 from ftdash.monitor.diagnosis.model import (
     Culprit,
     Diagnosis,
@@ -66,6 +67,7 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     by_flight, _ = flight_verdict(dumps, world) if dumps else (None, None)
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
+    verdict = with_machines(verdict, last)
     verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views)
     waiting = [view.rank for view in views if view.waits_for_peers]
     if verdict.kind is not Kind.HEALTHY and (left := time_left(last, waiting)):

@@ -1,0 +1,39 @@
+"""What GPUs, NCCL's RAS and the kernel's log add to a verdict of stacks, flight recorder and logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftdash.monitor.diagnosis import gpus
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.model import Culprit, Sample, Verdict
+
+
+def with_machines(verdict: Verdict, sample: Sample) -> Verdict:
+    """The verdict with that evidence; where nobody differed, a rank that RAS shows behind is the culprit."""
+    if verdict.kind in (Kind.HEALTHY, Kind.SLOW):
+        return verdict
+    said = (*gpus.words(sample.ranks), *(sample.ras.words if sample.ras else ()), *sample.kernel)
+    if verdict.kind in (Kind.NETWORK, Kind.NO_EVIDENCE) and (behind := _behind(sample)):
+        return Verdict(
+            Kind.RANK_MISSING,
+            behind,
+            0.8,
+            "NCCL counts fewer operations of it than of the others",
+            (*said, verdict.reason),
+            verdict.against,
+            verdict.next,
+        )
+    return replace(verdict, evidence=(*verdict.evidence, *said)) if said else verdict
+
+
+def _behind(sample: Sample) -> tuple[Culprit, ...]:
+    """Ranks that RAS shows behind, or cannot reach, known by their process."""
+    if sample.ras is None:
+        return ()
+    pids = {one.pid for one in sample.ras.behind} | {one.pid for one in sample.ras.lost}
+    found = [evidence for evidence in sample.ranks if evidence.pid in pids]
+    if len(found) > len(sample.ranks) / 2:
+        return ()
+    why = "it has launched fewer NCCL operations than the others of its communicator"
+    return tuple(Culprit(one.rank, one.host, one.pid, "", why) for one in found)
