@@ -147,3 +147,14 @@ def test_an_allocator_at_its_limit_gives_blocks_back_and_the_plan_is_tight() -> 
             assert "allocator-gives-back" in [one.code for one in found.advice]
             assert reserved / GIB == pytest.approx(22.4, rel=0.03)
     assert plan(micro_batch=40, offload="all", **fields).verdict is Verdict.DOES_NOT_FIT
+
+
+def test_zero_keeps_masters_that_pure_bf16_under_ddp_does_not_have() -> None:
+    """DeepSpeed's bf16 engine steps fp32 copies; with Adafactor these are all the difference."""
+    fields = {"model": "qwen3-8b", "gpus": 8, "precision": "bf16", "optimizer": "adafactor"}
+    ddp, zero1 = plan(strategy="ddp", **fields), plan(strategy="zero1", **fields)
+    masters = 4 * ddp.model.total_params / 8
+    states = zero1.memory.model_states.total - ddp.memory.model_states.total
+    assert states == pytest.approx(masters, rel=0.03)
+    assert "fp32-masters" in [one.code for one in zero1.advice]
+    assert "fp32-masters" not in [one.code for one in ddp.advice]

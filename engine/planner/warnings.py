@@ -110,6 +110,13 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"{s.gpu.name} has no bf16 units: PyTorch emulates bf16 far below the fp16 rate that is "
             f"planned here; use --precision fp16-mixed",
         )
+    keeps_masters = plan.strategy in ZERO_FAMILY or plan.strategy is Strategy.MEGATRON
+    if plan.precision is Precision.BF16 and keeps_masters and plan.method is Method.FULL:
+        yield Advice(
+            "fp32-masters",
+            f"{plan.strategy} keeps fp32 masters whatever the precision, 4 bytes a parameter over the ranks: "
+            f"with a small optimizer its states can be more than those of pure bf16 without it",
+        )
     if unused := unused_adapter_flags(plan):
         yield Advice(
             "adapter-flags-unused",
