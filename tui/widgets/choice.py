@@ -11,11 +11,12 @@ from textual.binding import Binding
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import Changed
-from ftdash.tui.widgets.lines import Line, LineWidget, Part
+from ftdash.tui.widgets.control import Control
+from ftdash.tui.widgets.lines import Line, Part
 from ftdash.tui.widgets.slider import LABEL_WIDTH
 
 
-class Choice(LineWidget, can_focus=True):
+class Choice(Control):
     """A few options on one line; the chosen one stands in brackets."""
 
     HELP = "←→ choose, Home/End the first and the last, or click."
@@ -26,8 +27,6 @@ class Choice(LineWidget, can_focus=True):
         Binding("right,space", "step(1)", "Next", show=False),
         Binding("home", "edge(0)", "First", show=False),
         Binding("end", "edge(1)", "Last", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, options: Sequence[tuple[str, str]], value: str) -> None:
@@ -84,19 +83,13 @@ class Choice(LineWidget, can_focus=True):
     def action_edge(self, end: int) -> None:
         self.set_value(self.options[-1 if end else 0][0])
 
-    def on_focus(self) -> None:
-        self.redraw()
-
-    def on_blur(self) -> None:
-        self.redraw()
-
     def on_click(self, event: events.Click) -> None:
         for left, right, index in self._spans:
             if left <= event.x < right:
                 self.set_value(self.options[index][0])
 
 
-class Picker(LineWidget, can_focus=True):
+class Picker(Control):
     """One of many: arrows step through them, enter opens a list with a filter."""
 
     HELP = "←→ step through the options, enter opens the list, then type to filter."
@@ -106,8 +99,6 @@ class Picker(LineWidget, can_focus=True):
         Binding("left", "step(-1)", "Previous", show=False),
         Binding("right", "step(1)", "Next", show=False),
         Binding("enter,space", "open", "List", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, options: Sequence[str], value: str) -> None:
@@ -151,12 +142,6 @@ class Picker(LineWidget, can_focus=True):
                 self.set_value(value)
 
         self.app.push_screen(PickScreen(self.label, self.options, self.value), chosen)
-
-    def on_focus(self) -> None:
-        self.redraw()
-
-    def on_blur(self) -> None:
-        self.redraw()
 
     def on_click(self) -> None:
         self.action_open()

@@ -14,19 +14,18 @@ from ftdash.engine.planner import evaluate
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.launching import Wanted
+from ftdash.tui.widgets.control import Control
 from ftdash.tui.widgets.lines import Line, LineWidget
 from ftdash.tui.widgets.stacked_bar import VERDICT_LOOK
 
 
-class NextAction(LineWidget, can_focus=True):
+class NextAction(Control):
     """The one obvious thing to do now: start what is described, or stop what runs."""
 
     HELP = "Enter does what the line says."
     HINTS = "enter do it"
     BINDINGS: ClassVar = [
         Binding("enter,space", "act", "Act", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self) -> None:
@@ -48,12 +47,6 @@ class NextAction(LineWidget, can_focus=True):
 
     def action_act(self) -> None:
         self.post_message(self.Act())
-
-    def on_focus(self) -> None:
-        self.redraw()
-
-    def on_blur(self) -> None:
-        self.redraw()
 
     def on_click(self) -> None:
         self.action_act()

@@ -14,7 +14,8 @@ from textual.binding import Binding
 from ftdash.tui import theme
 from ftdash.tui.format import fit
 from ftdash.tui.messages import Changed
-from ftdash.tui.widgets.lines import Line, LineWidget
+from ftdash.tui.widgets.control import Control
+from ftdash.tui.widgets.lines import Line
 
 LABEL_WIDTH = 13
 VALUE_WIDTH = 9
@@ -39,7 +40,7 @@ def geometric(low: float, high: float, per_decade: int, figures: int = 3) -> tup
     return tuple(sorted(value for value in values if low <= value <= high))
 
 
-class Slider(LineWidget, can_focus=True):
+class Slider(Control):
     """Arrows go from stop to stop; a typed value may lie between them, within the ends."""
 
     HELP = (
@@ -58,8 +59,6 @@ class Slider(LineWidget, can_focus=True):
         Binding("pageup", "quarter(1)", "A quarter more", show=False),
         Binding("home", "end(0)", "Least", show=False),
         Binding("end", "end(1)", "Most", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(
@@ -194,12 +193,8 @@ class Slider(LineWidget, can_focus=True):
         else:
             self.set_value(amount)
 
-    def on_focus(self) -> None:
-        self.redraw()
-
     def on_blur(self) -> None:
-        self.typed = ""
-        self.redraw()
+        self.typed = ""  # Control draws it after this: Textual calls the handlers of all base classes
 
     def _to(self, x: int) -> None:
         left, track = self._track

@@ -9,14 +9,15 @@ from textual.binding import Binding
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import Changed
-from ftdash.tui.widgets.lines import Line, LineWidget
+from ftdash.tui.widgets.control import Control
+from ftdash.tui.widgets.lines import Line
 from ftdash.tui.widgets.slider import LABEL_WIDTH
 
 if TYPE_CHECKING:
     from ftdash.tui.cockpit import Cockpit
 
 
-class TextField(LineWidget, can_focus=True):
+class TextField(Control):
     """Label and value; an empty value shows what happens without one."""
 
     HELP = "Enter types a new value; an empty one goes back to the default."
@@ -24,8 +25,6 @@ class TextField(LineWidget, can_focus=True):
 
     BINDINGS: ClassVar = [
         Binding("enter,space", "edit", "Edit", show=False),
-        Binding("up", "app.focus_previous", "Previous", show=False),
-        Binding("down", "app.focus_next", "Next", show=False),
     ]
 
     def __init__(self, name: str, label: str, value: str = "", *, empty: str = "") -> None:
@@ -57,12 +56,6 @@ class TextField(LineWidget, can_focus=True):
 
     def action_edit(self) -> None:
         cast("Cockpit", self.app).ask(self.label, self.value, lambda text: self.set_value(text.strip()))
-
-    def on_focus(self) -> None:
-        self.redraw()
-
-    def on_blur(self) -> None:
-        self.redraw()
 
     def on_click(self) -> None:
         self.action_edit()
