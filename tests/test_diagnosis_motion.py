@@ -90,6 +90,27 @@ def test_a_loop_that_only_sleeps_is_a_poll(body: str, line: int, polls: bool, tm
     assert source.polls(Frame("wait", str(script), line)) is polls
 
 
+@pytest.mark.parametrize(
+    ("body", "line", "gets_on"),
+    [
+        ("for number in numbers:\n    count += 1", 2, True),
+        ("for number in numbers:\n    count += 1", 3, True),
+        ("while not flag:\n    count += 1", 3, False),
+        ("while place < end:\n    place += 1", 3, True),
+        ("while True:\n    if place > end:\n        break\n    place += 1", 5, True),
+        ("while clock() < end:\n    step()\n    sleep(1)", 4, True),
+        ("while clock() < end:\n    sleep(1)", 3, False),
+        ("sleep(1)", 2, None),
+    ],
+)
+def test_a_loop_that_goes_through_something_gets_on(
+    body: str, line: int, gets_on: bool | None, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def work():\n" + textwrap.indent(body, "    ") + "\n")
+    assert source.gets_on(Frame("work", str(script), line)) is gets_on
+
+
 def test_a_rank_at_work_in_backward_is_slow_where_the_waits_of_the_others_rest() -> None:
     verdict = diagnose(two_looks(0.5, 0.9, BACKWARD)).verdict
     assert (verdict.kind, verdict.culprits) == (Kind.SLOW, ())

@@ -137,6 +137,7 @@ def bare_evidence(pid: int) -> ProcessEvidence:
         local_rank=_optional_int(environ, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
         world_size=_optional_int(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"),
         local_world_size=_optional_int(environ, "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        master=":".join(filter(None, (environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")))),
         command=procfs.command_line(pid),
         proc=procfs.proc_state(pid),
     )

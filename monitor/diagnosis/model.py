@@ -102,6 +102,7 @@ class ProcessEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     local_rank: int | None = None
     world_size: int | None = None
     local_world_size: int | None = None
+    master: str = ""  # MASTER_ADDR:MASTER_PORT that it was started with
     command: list[str] = []
     proc: ProcState = msgspec.field(default_factory=ProcState)
     threads: list[Thread] = []

@@ -148,8 +148,8 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         cpu=(new.cpu_s - old.cpu_s) / interval_s,
         wanted=(new.main_wanted_s - old.main_wanted_s) / interval_s,
         sleeps=new.main_sleeps - old.main_sleeps,
-        read_bytes=max(0, new.read_chars - old.read_chars),
-        written_bytes=max(0, new.write_chars - old.write_chars),
+        read_bytes=max(0, new.read_chars - old.read_chars, new.read_bytes - old.read_bytes),
+        written_bytes=max(0, new.write_chars - old.write_chars, new.write_bytes - old.write_bytes),
         grown_bytes=new.rss - old.rss,
         beat_changed=beat,
         children_move=move,
@@ -220,13 +220,17 @@ def _paces_itself(before: Reading, reading: Reading) -> bool:
     return False
 
 
+# Deepest in a library's own code, which asks no other thread or process: its wake-ups are work.
+_AT_WORK = frozenset({Wait.LIBRARY, Wait.COMPILE, Wait.SAVE_IO})
+
+
 def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bool:
     """For a rank outside of any collective: whether it gets on with work that will end.
 
     A sleep or a wait without end shows nothing; a poll shows wake-ups at one and the same line, or a loop
     in the source that only waits until a condition holds, in any phase; a tight loop burns a core without
-    calling anything. Work changes its stack, moves bytes, grows, uses a core in
-    native code, or wakes up in a phase that is known to be slow.
+    calling anything. Work changes its stack, moves bytes, grows, uses a core in native code, goes through
+    a loop at its own pace, or wakes up inside a library in a phase that is known to be slow.
     """
     if motion.beat_changed or motion.transfers:
         return True
@@ -237,9 +241,8 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
     if not motion.busy and _same_own_function(first, second) and _only_waits(first, second):
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
-    if slow_phase and (
-        motion.written_bytes or motion.busy or motion.sleeps >= _SLEEPS or motion.stack_changed
-    ):
+    wakes = motion.sleeps >= _SLEEPS and second.blocked_by is None and second.wait in _AT_WORK
+    if slow_phase and (motion.written_bytes or motion.busy or wakes or motion.stack_changed):
         return True
     if not motion.counted:
         return motion.stack_changed

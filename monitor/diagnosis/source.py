@@ -130,7 +130,7 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 @lru_cache(maxsize=4096)
 def _innermost_loop(frame: Frame) -> _Loop | None:
     for node, name in reversed(_around(frame)):
-        if isinstance(node, _Loop) and name in ("body", "test"):
+        if isinstance(node, _Loop) and name != "orelse":
             return node
     return None
 
@@ -176,7 +176,9 @@ def gets_on(frame: Frame) -> bool | None:
     conditions = _conditions(loop)
     asked = {node.id for test in conditions for node in ast.walk(test) if isinstance(node, ast.Name)}
     worked_on = _worked_on(loop)
-    return any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop))
+    if any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop)):
+        return True
+    return bool(_calls(loop, _asked(loop)) - _POLL_CALLS)
 
 
 @lru_cache(maxsize=4096)
@@ -190,6 +192,29 @@ def polls(frame: Frame, callee: str = "") -> bool:
     loop = _innermost_loop(frame)
     if loop is None:
         return False
+    asked = _asked(loop)
+    if isinstance(loop, ast.While):
+        tested = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
+        if tested & _worked_on(loop):
+            return False
+    elif not asked:
+        return False  # it goes through something
+    calls = _calls(loop, asked)
+    return bool(asked or calls) and calls <= _POLL_CALLS | {callee}
+
+
+def _calls(loop: _Loop, asked: set[ast.AST]) -> set[str]:
+    """Names of what the loop's body calls, without what is only asked."""
+    return {
+        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
+        for statement in loop.body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and node not in asked
+    }
+
+
+def _asked(loop: _Loop) -> set[ast.AST]:
+    """The nodes of a loop's body that only ask whether it may end."""
     asked: set[ast.AST] = set()
     for item in ast.walk(loop):
         if isinstance(item, ast.If) and _ends_the_loop(item.body):
@@ -202,19 +227,7 @@ def polls(frame: Frame, callee: str = "") -> bool:
             isinstance(target, ast.Name) and _only_asked(loop, target.id) for target in item.targets
         ):
             asked.update(ast.walk(item.value))
-    if isinstance(loop, ast.While):
-        tested = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
-        if tested & _worked_on(loop):
-            return False
-    elif not asked:
-        return False  # it goes through something
-    calls = {
-        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
-        for statement in loop.body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Call) and node not in asked
-    }
-    return bool(asked or calls) and calls <= _POLL_CALLS | {callee}
+    return asked
 
 
 def _conditions(loop: _Loop) -> list[ast.expr]:

@@ -274,6 +274,8 @@ def _before_training(
         and not any(view.motion.known and not view.motion.moved for view in pending)
     ):
         return Verdict(Kind.HEALTHY, (), 0.6, "all ranks are starting, and move")
+    if strangers := _started_otherwise(pending):
+        return strangers
     store = all(view.wait is Wait.STORE for view in pending)
     kind = Kind.STORE if store else Kind.RENDEZVOUS
     alone = [view.culprit("it waits for a key that nobody sets") for view in pending] if store else []
@@ -283,6 +285,33 @@ def _before_training(
         0.6,
         f"ranks {ranks_of(pending)} wait for the {kind}, and nobody is seen to be missing",
         (describe(pending[0]),),
+    )
+
+
+def _started_otherwise(pending: Sequence[View]) -> Verdict | None:
+    """Ranks that were given another address or another world size than the others: they meet nobody."""
+    told = {
+        view.rank: (view.evidence.process.master, view.evidence.process.world_size)
+        for view in pending
+        if view.evidence.process is not None and view.evidence.process.master
+    }
+    counts = Counter(told.values()).most_common()
+    if len(counts) < 2 or counts[0][1] == counts[1][1]:
+        return None
+    usual = counts[0][0]
+    odd = [view for view in pending if view.rank in told and told[view.rank] != usual]
+    where = f"{usual[0]} with {usual[1]} ranks"
+    return Verdict(
+        Kind.RENDEZVOUS,
+        tuple(
+            view.culprit(
+                f"it looks for {told[view.rank][0]} with {told[view.rank][1]} ranks, the others for {where}"
+            )
+            for view in odd
+        ),
+        0.9,
+        f"rank {ranks_of(odd)} was started with another address or world size than the others",
+        (describe(odd[0]),),
     )
 
 
