@@ -166,11 +166,11 @@ async def test_the_time_left_to_the_timeout_runs_down_while_the_run_stands(
     )
     async with diagnosing(tmp_path, run, watched(RunPhase.STALLED, 2)) as (app, pilot):
         pane = await show(pilot, found)
-        assert "1 h 00 m to the collective's timeout" in screen_text(app)
+        assert "collective times out in 1 h 00 m" in screen_text(app)
         await show(pilot, replace(found, ends=time.time() - 5))
         pane._show_line()
         await pilot.pause()
-        assert "the collective's timeout is over" in screen_text(app)
+        assert "its collective's time is over" in screen_text(app)
 
 
 async def test_native_frames_are_asked_for_on_a_key(tmp_path: Path, run: RunDir) -> None:
@@ -363,3 +363,21 @@ async def test_foreign_text_is_never_markup(tmp_path: Path, run: RunDir, view: s
         assert "[rank0]" in text
         assert "[/usr/bin/x]" in text
         assert "\x1b" not in text
+
+
+async def test_the_whole_evidence_is_scrolled_and_the_stacks_come_back(tmp_path: Path, run: RunDir) -> None:
+    verdict = Verdict("lock", (), 0.9, "rank 0 waits", evidence=tuple(f"line {n} of many" for n in range(60)))
+    found = Look(Diagnosis(verdict), (Sample(t=1.0, ranks=(stack_of(0, IN_GATHER),)),))
+    async with diagnosing(tmp_path, run, watched(), (80, 24)) as (app, pilot):
+        await show(pilot, found)
+        assert "more lines" in screen_text(app)
+        assert "line 40 of many" not in screen_text(app)
+        await pilot.press("e")
+        await pilot.pause()
+        await pilot.press(*["pagedown"] * 6)
+        await until(pilot, lambda: "line 59 of many" in screen_text(app))
+        await pilot.press("e")
+        await until(pilot, lambda: app.query_one(GroupTable).has_focus)
+        assert app.query_one(GroupTable).display
+        await pilot.press("v")
+        await until(pilot, lambda: app.query_one(StackTree).has_focus)

@@ -100,6 +100,8 @@ class DiagnosePane(Pane):
         return self.look.diagnosis if self.look is not None else None
 
     def first_focus(self) -> Widget:
+        if self.has_class("-whole"):
+            return self.query_one(VerdictPanel)
         return next(table for table in self._tables() if table.display)
 
     def _tables(self) -> tuple[Grid, ...]:
@@ -268,8 +270,8 @@ class DiagnosePane(Pane):
         """The verdict with all its evidence on the whole pane, or the stacks again."""
         self.toggle_class("-whole")
         panel = self.query_one(VerdictPanel)
-        panel.whole = self.has_class("-whole")
-        panel.refresh(layout=True)
+        panel.show_whole(self.has_class("-whole"))
+        (panel if panel.whole else self.first_focus()).focus()
 
     # Looking closer
 

@@ -44,13 +44,13 @@ class StallLine(LineWidget):
             parts.append((f"  {left}", theme.WARN))
         used = sum(cell_len(text) for text, _ in parts)
         evidence = self._evidence()
-        if used + cell_len(evidence) + 3 > width:
-            evidence = evidence.partition(",")[0].removeprefix("evidence ").replace(" of ", "/")
+        if used + cell_len(evidence) + 4 > width:
+            evidence = evidence.partition(" ranks")[0].removeprefix("evidence ")
         name = f"  {fmt.clean(state.manifest.name or state.run)}"
         if used + cell_len(name) + cell_len(evidence) + 3 <= width:
             parts.append((name, theme.DIM))
             used += cell_len(name)
-        parts.append((fmt.fit(evidence, max(0, width - used - 1), right=True), theme.DIM))
+        parts.append(("  " + fmt.fit(evidence, max(0, width - used - 3), right=True), theme.DIM))
         return [tuple(parts)]
 
     def _time_left(self) -> str:
@@ -59,8 +59,8 @@ class StallLine(LineWidget):
         left_s = self.look.ends - self.now
         sign = "~" if self.look.ends_source.startswith("assumed") else ""
         if left_s <= 0:
-            return f"{sign}the collective's timeout is over"
-        return f"{sign}{fmt.duration(left_s)} to the collective's timeout"
+            return f"{sign}its collective's time is over"
+        return f"collective times out in {sign}{fmt.duration(left_s)}"
 
     def _evidence(self) -> str:
         if self.look is None or not self.look.samples or self.state is None:

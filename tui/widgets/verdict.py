@@ -5,9 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.style import Style
+from textual.binding import Binding
 from textual.geometry import Size
 
 from ftdash.monitor.diagnosis.kinds import Kind
@@ -105,6 +107,14 @@ class VerdictPanel(LineWidget):
     """The sentence first; then who, where, what to type; e shows everything."""
 
     HELP = "The first sentence is the verdict; the stacks below are there for those who doubt it."
+    HINTS = "↑↓ scroll  e stacks"
+
+    BINDINGS: ClassVar = [
+        Binding("up", "scroll_lines(-1)", "Up", show=False),
+        Binding("down", "scroll_lines(1)", "Down", show=False),
+        Binding("pageup", "scroll_lines(-10)", "Page up", show=False),
+        Binding("pagedown", "scroll_lines(10)", "Page down", show=False),
+    ]
 
     def __init__(self) -> None:
         super().__init__(id="verdict", classes="framed")
@@ -112,7 +122,8 @@ class VerdictPanel(LineWidget):
         self.diagnosis: Diagnosis | None = None
         self.sentence = "d takes the stacks of all ranks and names the one that holds the others up"
         self._facts: list[Fact] = []
-        self.whole = False  # all of it is shown, the sentence included
+        self.whole = False
+        self.top = 0  # first line shown
 
     def say(self, sentence: str) -> None:
         """One sentence instead of a verdict."""
@@ -160,19 +171,42 @@ class VerdictPanel(LineWidget):
         else:
             self.border_title = f"Verdict {theme.GLYPHS.dot} looking again{theme.GLYPHS.ellipsis}"
 
+    def show_whole(self, whole: bool) -> None:
+        """All of it, the first sentence uncut, to be scrolled; or what has room beside the stacks."""
+        self.whole = self.can_focus = whole
+        self._drawn_anew()
+
+    def action_scroll_lines(self, by: int) -> None:
+        most = max(0, len(self._all_lines(self.size.width)) - self.size.height)
+        self.top = max(0, min(self.top + by, most))
+        self._count_hidden()
+        self.redraw()
+
     def _drawn_anew(self) -> None:
+        self.top = 0
         self.refresh(layout=True)
         self._drawn_for = None
+        self.call_after_refresh(self._count_hidden)
+
+    def on_resize(self) -> None:
+        self._count_hidden()
+
+    def _count_hidden(self) -> None:
+        """Say in the lower border how many lines have no room."""
+        below = len(self._all_lines(self.size.width)) - self.size.height - self.top
+        says = (
+            f"{fmt.plural(below, 'more line')} below"
+            if self.whole
+            else f"e shows {fmt.plural(below, 'more line')}"
+        )
+        self.border_subtitle = says if below > 0 and self.size.height else ""
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """As many lines as there are to say; the stylesheet bounds them."""
         return max(2, len(self._all_lines(width)))
 
     def draw(self, width: int, height: int) -> list[Line]:
-        lines = self._all_lines(width)
-        left = len(lines) - height
-        self.border_subtitle = f"e shows {fmt.plural(left, 'more line')}" if left > 0 else ""
-        return lines
+        return self._all_lines(width)[self.top :]
 
     def _all_lines(self, width: int) -> list[Line]:
         if self.diagnosis is None:
