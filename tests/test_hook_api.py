@@ -13,7 +13,7 @@ import time
 import pytest
 
 from ftdash.monitor import records, rundir
-from ftdash.monitor.beat import SIZE, Beat, BeatWriter, read_beat
+from ftdash.monitor.beat import SIZE, Beat, BeatWriter, memory_of, read_beat
 from ftdash.monitor.hook import Hook, core
 from ftdash.monitor.hook.writer import LineWriter
 
@@ -222,7 +222,26 @@ def test_a_beat_is_read_as_it_was_written(tmp_path):
     beat = read_beat(path)
     assert (beat.step, beat.phase) == (41, "backward")
     assert before <= beat.t <= time.time()
+    assert read_beat(path, memory_of(path)) == beat
+    writer.close()
     assert path.stat().st_size == SIZE
+    assert read_beat(path) == beat
+
+
+def test_a_beat_is_never_taken_from_the_memory_of_another_process_or_run(tmp_path):
+    mine, other = (tmp_path / run / "telemetry" / "rank-0.beat" for run in ("mine", "other"))
+    for path in (mine, other):
+        path.parent.mkdir(parents=True)
+    writer = BeatWriter(mine)
+    writer.beat(3, "forward")
+    other.write_bytes(mine.read_bytes())  # as if the same pid lived on this machine
+    assert read_beat(other) is None
+    reading, writing = os.pipe()
+    other.write_bytes(b"memory /proc/%d/fd/%d" % (os.getpid(), reading))
+    assert read_beat(other) is None
+    os.close(reading)
+    os.close(writing)
+    assert read_beat(mine).step == 3
     writer.close()
 
 

@@ -32,6 +32,7 @@ ORDER = ("plan", "launch", "monitor", "diagnose")
 PAIRS = {"plan": "launch", "launch": "plan", "monitor": "diagnose", "diagnose": "monitor"}
 WIDE = 170  # columns from which two panes stand side by side
 LIVE_RUNS_LOOKED_AT = 20  # newest runs whose state the tab's badge counts
+HANG_LOOK_S = 2.0  # between looks whether the reader waits for its file system
 LIVE_EVERY_S = 5.0
 
 
@@ -109,6 +110,7 @@ class Cockpit(App[None]):
         gc.enable()
         if self._first_run is not None:
             self.follow(self._first_run)
+        self.set_interval(HANG_LOOK_S, self._show_hang)
         threading.Thread(target=self._look_for_runs, name="run-finder", daemon=True).start()
 
     def on_unmount(self) -> None:
@@ -209,6 +211,11 @@ class Cockpit(App[None]):
         for name in self.visible_panes():
             if name in self.panes:
                 self.show_newest(self.panes[name])
+
+    def _show_hang(self) -> None:
+        """A reader that waits for its file system delivers nothing, and says so only when it is asked."""
+        if self.feed is not None and self.feed.hangs:
+            self._run_updated()
 
     def show_newest(self, pane: Pane) -> None:
         """Hand the newest state to one pane."""

@@ -71,7 +71,7 @@ class RunFeed:
     def trouble(self) -> str:
         """Trouble with the run directory in one line, "" when all is well."""
         if self.hangs:
-            return f"the file system of {self.run.path} has given no answer for {self.waits_s:.0f} s"
+            return f"no answer for {self.waits_s:.0f} s from the file system of {self.run.path}"
         return self._trouble
 
     def peek(self) -> RunState | None:

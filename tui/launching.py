@@ -189,6 +189,14 @@ class Stopped(Message):
         self.run, self.trouble = run, trouble
 
 
+class LogsFound(Message):
+    """The log files of a run, as they are to be offered."""
+
+    def __init__(self, run: RunDir, files: list[Path]) -> None:
+        super().__init__()
+        self.run, self.files = run, files
+
+
 class Differed(Message):
     """The lines of a unified diff against the newest run of the same name; no run: none has that name."""
 

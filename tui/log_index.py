@@ -22,6 +22,8 @@ class LogIndex:
         self.path = path
         self.starts = array("Q", [0])  # start of each line, and of the unfinished one at the end
         self.size = 0  # bytes indexed
+        # where it begins, and the file's end: what a screen follows is painted without asking the file system
+        self._tail = (0, b"")
         self.full = False
         self.trouble = ""
 
@@ -52,6 +54,7 @@ class LogIndex:
     def _forget(self) -> None:
         self.starts = array("Q", [0])
         self.size = 0
+        self._tail = (0, b"")
         self.full = False
 
     def _take(self, chunk: bytes) -> None:
@@ -60,6 +63,9 @@ class LogIndex:
             self.starts.append(self.size + at + 1)
             at = chunk.find(b"\n", at + 1)
         self.size += len(chunk)
+        start, kept = self._tail
+        joined = kept + chunk
+        self._tail = (start + max(0, len(joined) - CHUNK), joined[-CHUNK:])
         if len(self.starts) > MOST_LINES:
             self.full = True
 
@@ -67,22 +73,28 @@ class LogIndex:
         """The line as a screen shows it: after its last carriage return, without escapes, bounded."""
         start = self.starts[line]
         end = self.starts[line + 1] - 1 if line + 1 < len(self.starts) else self.size
+        if end - start <= LONGEST:
+            raw = self._read(start, end)
+        else:
+            half = LONGEST // 2
+            raw = self._read(start, start + half) + b" ... " + self._read(end - half, end)
+        raw = raw.rstrip(b"\r\n")
+        return clean(raw[raw.rfind(b"\r") + 1 :].decode("utf-8", "replace"), LONGEST + 8)
+
+    def _read(self, start: int, end: int) -> bytes:
+        first, tail = self._tail  # at once: another thread may take more meanwhile
+        if start >= first:
+            return tail[start - first : end - first]
         try:
             fd = os.open(self.path, os.O_RDONLY)
         except OSError:
-            return ""
+            return b""
         try:
-            if end - start <= LONGEST:
-                raw = os.pread(fd, end - start, start)
-            else:
-                half = LONGEST // 2
-                raw = os.pread(fd, half, start) + b" ... " + os.pread(fd, half, end - half)
+            return os.pread(fd, end - start, start)
         except OSError:
-            return ""
+            return b""
         finally:
             os.close(fd)
-        raw = raw.rstrip(b"\r\n")
-        return clean(raw[raw.rfind(b"\r") + 1 :].decode("utf-8", "replace"), LONGEST + 8)
 
 
 class LogFilter:

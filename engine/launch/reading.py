@@ -6,8 +6,11 @@ from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError
 
 
-def reader_for(run: RunDir) -> RunReader:
-    """A reader of this run. A run that cannot be read yet gets the plain one, which says why."""
+def reader_for(run: RunDir, *, patient: bool = True) -> RunReader:
+    """A reader of this run. A run that cannot be read yet gets the plain one, which says why.
+
+    `patient`: the first poll waits for Slurm's answer, for those who look once.
+    """
     try:
         backend = run.read_manifest().backend
     except RunError:
@@ -15,5 +18,5 @@ def reader_for(run: RunDir) -> RunReader:
     if backend == "slurm":
         from ftdash.engine.slurm.watch import JobReader
 
-        return JobReader(run)
+        return JobReader(run, patient=patient)
     return RunReader(run)

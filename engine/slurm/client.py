@@ -88,7 +88,16 @@ def call(*argv: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> 
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SBATCH_", "SQUEUE_"))}
     try:
         done = subprocess.run(
-            argv, input=stdin or "", capture_output=True, text=True, timeout=timeout_s, check=False, env=env
+            argv,
+            input=stdin or "",
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env=env,
+            # All files here are closed on exec. Closed one by one before it, a file whose file system hangs
+            # would hold up this whole program, which waits with the interpreter's lock for the child.
+            close_fds=False,
         )
     except FileNotFoundError:
         raise SlurmError(f"{argv[0]} is not installed on this machine") from None

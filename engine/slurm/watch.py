@@ -88,12 +88,12 @@ class JobWatch:
 
 
 class JobReader(RunReader):
-    """A run's reader that also knows the run's job. Only the first poll waits for the controller."""
+    """A run's reader that also knows the run's job. Only the first poll waits for the controller, if any."""
 
-    def __init__(self, run: RunDir, points: int = 600) -> None:
+    def __init__(self, run: RunDir, points: int = 600, *, patient: bool = True) -> None:
         super().__init__(run, points)
         self._jobs = JobWatch(run)
-        self._first = True
+        self._first = patient
 
     def poll(self, now: float | None = None) -> RunState:
         state = super().poll(now)

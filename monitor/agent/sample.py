@@ -11,7 +11,8 @@ from pathlib import Path
 
 from ftdash.monitor import procs
 from ftdash.monitor.agent.watch import Watched
-from ftdash.monitor.beat import read_beat
+from ftdash.monitor.beat import Beat, memory_of, read_beat
+from ftdash.monitor.procs import RankProcess
 from ftdash.monitor.records import Event, Exit, GpuSample, Node, RankSample, Record, encode_line
 from ftdash.monitor.rundir import RunDir
 
@@ -139,6 +140,7 @@ class RankSampler:
         self.devices: list[GpuSample] = []
         self._cpu: dict[int, tuple[float, float]] = {}  # pid: (monotonic time, CPU seconds)
         self._gpus: dict[int, tuple[str, str]] = {}  # pid: UUID, why that is unsure
+        self._beats: dict[int, str] = {}  # pid: where its beat is in memory
 
     def sample(self, ranks: Iterable[Watched]) -> list[RankSample]:
         """One sample for each rank whose process is there."""
@@ -149,7 +151,7 @@ class RankSampler:
             if stat is None or stat.start != process.start:
                 continue
             counters = procs.read_counters(process.pid)
-            beat = read_beat(self.run.beat_file(process.rank))
+            beat = self._beat_of(process)
             gpu_uuid, gpu_unsure = self._gpu_of(process.pid)
             found.append(
                 RankSample(
@@ -172,6 +174,14 @@ class RankSampler:
                 )
             )
         return found
+
+    def _beat_of(self, process: RankProcess) -> Beat | None:
+        """Straight from the rank's memory once that is known: no look at a shared file system each second."""
+        path = self.run.beat_file(process.rank)
+        memory = self._beats.get(process.pid)
+        if memory is None and (found := memory_of(path)) is not None:
+            memory = self._beats[process.pid] = found
+        return read_beat(path, memory)
 
     def _cpu_percent(self, pid: int, cpu_s: float) -> float:
         now = time.monotonic()

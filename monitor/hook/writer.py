@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -33,8 +33,16 @@ class LineWriter:
     others waiting is dropped and counted; the count is told in an event record once writing works again.
     """
 
-    def __init__(self, path: str | os.PathLike[str], capacity: int = 4096, period_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        capacity: int = 4096,
+        period_s: float = 0.2,
+        last: Callable[[], object] | None = None,
+    ) -> None:
+        """`last` is called in the thread once everything is written, for what else is left to write."""
         self.path = os.fspath(path)
+        self._last = last
         self.dropped = 0
         self._capacity = capacity
         self._period_s = period_s
@@ -64,8 +72,11 @@ class LineWriter:
             closing = self._closing.wait(self._period_s)
             with contextlib.suppress(Exception):
                 self._flush()
-        if self._fd >= 0:
-            os.close(self._fd)
+        with contextlib.suppress(Exception):
+            if self._last is not None:
+                self._last()
+            if self._fd >= 0:
+                os.close(self._fd)
 
     def _flush(self) -> None:
         while self._waiting:

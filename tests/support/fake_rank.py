@@ -57,6 +57,7 @@ def main() -> None:
     )
     beat.beat(args.steps, "end")
     writer.close()
+    beat.close()
 
 
 def fail(how: str) -> None:

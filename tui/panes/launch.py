@@ -27,7 +27,7 @@ from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import launching, theme
-from ftdash.tui.launching import Checked, Differed, Launched, Stopped, Wanted
+from ftdash.tui.launching import Checked, Differed, Launched, LogsFound, Stopped, Wanted
 from ftdash.tui.messages import Changed, RunChosen
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.panes.config import config_text
@@ -366,7 +366,21 @@ class LaunchPane(Pane):
         now = time.monotonic()
         if state.run != self._logs_of or now > self._look_again:
             self._logs_of, self._look_again = state.run, now + NEW_LOGS_AFTER_S
-            log.open(log_files(feed.run), state.manifest.world_size)
+            self._find_logs(feed.run)
+
+    def _find_logs(self, run: RunDir) -> None:
+        """Away from the screen, which must not wait for a file system."""
+
+        def find_logs() -> None:
+            self.post_message(LogsFound(run, log_files(run)))
+
+        launching.in_thread(find_logs)
+
+    @on(LogsFound)
+    def _logs_found(self, event: LogsFound) -> None:
+        state = self.run_state
+        if state is not None and self.cockpit.feed is not None and self.cockpit.feed.run is event.run:
+            self.query_one(LogView).open(event.files, state.manifest.world_size)
 
 
 def log_files(run: RunDir, limit: int = 64) -> list[Path]:
