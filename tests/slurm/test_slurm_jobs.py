@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ftdash.monitor import procs
 from tests.slurm.conftest import Site
 
 pytestmark = [
@@ -36,6 +39,30 @@ def test_two_nodes_are_watched_dumped_and_stopped(site: Site) -> None:
     job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
     stopped = json.loads(site.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
+    site.cluster.wait(
+        "the job's end", lambda: site.cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60
+    )
+
+
+@pytest.mark.parametrize("node", ["node0", "node1"])
+def test_a_killed_agent_ends_no_training_and_its_node_is_reached_through_srun(site: Site, node: str) -> None:
+    run, folder = site.launch("--steps", "100000", "--no-requeue")
+    site.both_at_step(run, 2)
+    os.kill(_agent_on(folder, node), signal.SIGKILL)
+    verdict = json.loads(site.ftdash("diagnose", run, "--json").stdout)
+    assert f"no answer from the agent on {node}: stacks taken without it" in " ".join(
+        verdict["verdict"]["evidence"]
+    )
+    assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
+    hosts = {json.loads(path.read_text())["process"]["host"] for path in folder.glob("stacks/*/rank-*.json")}
+    assert hosts == {"node0", "node1"}
+    step = site.status(run)["step"]
+    site.both_at_step(run, step + 2)
+
+    job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
+    stopped = json.loads(site.ftdash("stop", run, "--grace", "5", "--json").stdout)
+    assert stopped["state"] == "stopped"
+    assert not procs.pids_of_run(folder)
     site.cluster.wait(
         "the job's end", lambda: site.cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60
     )
@@ -182,6 +209,17 @@ for step in range(100000):
         print(f"step {step}", flush=True)
     time.sleep(0.2)
 """
+
+
+def _agent_on(folder: Path, node: str) -> int:
+    """The agent's pid as this machine sees it, whatever its own process table says."""
+    found = [
+        pid
+        for pid in procs.pids_of_run(folder, procs.AGENT_ENV)
+        if procs.environ(pid).get("SLURMD_NODENAME") == node
+    ]
+    assert len(found) == 1
+    return found[0]
 
 
 def _job_line(site: Site, job: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from ftdash.monitor import procs
 from tests.support.namespaces import Namespaces, allowed
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -157,6 +159,29 @@ def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
         assert steps == list(range(1, len(steps) + 1))
     stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
+
+
+def test_a_killed_agent_ends_no_training_and_its_host_is_reached_through_ssh(hosts: Hosts) -> None:
+    where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "100000"]
+    started = json.loads(hosts.ftdash(*LAUNCH, *where, "--json").stdout)
+    run, folder = started["run"], Path(started["dir"])
+    end = time.monotonic() + 180
+    while len((status := hosts.status(run))["ranks"]) < 2 or min(r["step"] for r in status["ranks"]) < 3:
+        assert time.monotonic() < end, status
+        time.sleep(0.5)
+    agents = {
+        procs.environ(pid)["FTDASH_NODE_NAME"]: pid for pid in procs.pids_of_run(folder, procs.AGENT_ENV)
+    }
+    assert sorted(agents) == HOSTS
+    os.kill(agents["alpha"], signal.SIGKILL)
+    verdict = json.loads(hosts.ftdash("diagnose", run, "--json").stdout)
+    assert "no answer from the agent on alpha: stacks taken without it" in " ".join(
+        verdict["verdict"]["evidence"]
+    )
+    assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
+    stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
+    assert stopped["state"] == "stopped"
+    assert not procs.pids_of_run(folder)
 
 
 def test_a_host_that_is_not_there_is_one_line_with_its_name(hosts: Hosts, tmp_path: Path) -> None:
