@@ -125,6 +125,37 @@ async def test_a_pinned_plan_stands_beside_the_new_one(tmp_path: Path) -> None:
         assert pane.plan == pinned
 
 
+async def test_two_plans_are_compared_side_by_side(tmp_path: Path) -> None:
+    async with cockpit(tmp_path, pane="plan", size=(100, 50)) as (app, pilot):
+        pane = pane_of(app)
+        pane.set_plan(Plan(model="qwen3-8b", gpus=8, strategy=Strategy.FSDP))
+        await pilot.press("v")
+        await until(pilot, lambda: "pin a plan with p first" in screen_text(app))
+        await pilot.press("p")
+        pane.set_plan(Plan(model="qwen3-8b", gpus=8, strategy=Strategy.ZERO2, seq_len=8192))
+        await pilot.press("v")
+        await until(pilot, lambda: "Pinned and present plan" in screen_text(app))
+        lines = screen_text(app).splitlines()
+        then, now = (
+            evaluate(Plan(model="qwen3-8b", gpus=8, strategy=kind, seq_len=seq_len))
+            for kind, seq_len in ((Strategy.FSDP, 2048), (Strategy.ZERO2, 8192))
+        )
+        for name, words in {
+            "--strategy": ("fsdp", "zero2"),
+            "--seq-len": ("2048", "8192"),
+            "GB a GPU": (fmt.gb(then.memory.device), fmt.gb(now.memory.device)),
+            "tokens/s a GPU ~": (
+                fmt.rate(then.time.tokens_per_s_per_gpu),
+                fmt.rate(now.time.tokens_per_s_per_gpu),
+            ),
+        }.items():
+            row = next(line for line in lines if f"{name}  " in line)
+            assert all(word in row for word in words), row
+        assert not any("--model" in line for line in lines)
+        await pilot.press("escape")
+        await until(pilot, lambda: "Pinned and present plan" not in screen_text(app))
+
+
 async def test_the_config_preview_shows_the_real_files(tmp_path: Path) -> None:
     async with cockpit(tmp_path, pane="plan") as (app, pilot):
         pane_of(app).set_plan(Plan(model="qwen3-8b", gpus=4, strategy=Strategy.FSDP))

@@ -69,9 +69,13 @@ class PlanPane(Pane):
         "x gives the answers the whole pane, "
         "f finds the fastest fit, s simulates a step of the real model class without a GPU,\n"
         "h holds the tokens of a step when the GPUs move,\n"
-        "p pins this plan to compare with, P goes back to it, ctrl+s saves, ctrl+o loads."
+        "p pins this plan to compare with, v shows both side by side, P goes back to it,\n"
+        "ctrl+s saves, ctrl+o loads."
     )
-    HINTS = "enter to Launch  c config  m more  x answers  f find a fit  s simulate  p pin  ^s save  ^o load"
+    HINTS = (
+        "enter to Launch  c config  m more  x answers  f find a fit  s simulate  p pin  v compare  "
+        "^s save  ^o load"
+    )
 
     BINDINGS: ClassVar = [
         Binding("enter", "hand_over", "Hand over to Launch", show=False),
@@ -82,6 +86,7 @@ class PlanPane(Pane):
         Binding("s", "simulate", "Simulate", show=False),
         Binding("h", "hold", "Hold tokens", show=False),
         Binding("p", "pin", "Pin", show=False),
+        Binding("v", "compare", "Compare with the pinned plan", show=False),
         Binding("P", "unpin", "Back to the pinned plan", show=False),
         Binding("ctrl+s", "save", "Save", show=False),
         Binding("ctrl+o", "load", "Load", show=False),
@@ -176,7 +181,7 @@ class PlanPane(Pane):
     def _against_pinned(self, pinned: Prediction) -> Line:
         symbol, _, style = VERDICT_LOOK[pinned.verdict]
         speed_then = fmt.rate(pinned.time.tokens_per_s_per_gpu)
-        words = f" pinned {symbol} {fmt.gb(pinned.memory.device)} GB {speed_then} tok/s"
+        words = f" v: pinned {symbol} {fmt.gb(pinned.memory.device)} GB {speed_then} tok/s"
         if self.prediction is None:
             return ((words, style),)
         delta = (self.prediction.memory.device - pinned.memory.device) / 1e9
@@ -311,6 +316,15 @@ class PlanPane(Pane):
     def action_pin(self) -> None:
         self.pinned = self.prediction
         self._show_inputs()
+
+    def action_compare(self) -> None:
+        from ftdash.tui.panes.plan_compare import CompareScreen
+
+        if self.pinned is None or self.prediction is None:
+            words = "pin a plan with p first, then change it" if self.pinned is None else self.trouble
+            self.cockpit.notice(words, severity="warning")
+            return
+        self.app.push_screen(CompareScreen(self.pinned, self.prediction))
 
     def action_unpin(self) -> None:
         if self.pinned is not None:

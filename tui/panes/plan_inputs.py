@@ -33,6 +33,19 @@ WORLD_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384,
 POWERS = tuple(float(2**n) for n in range(11))
 SEQUENCES = (*(float(n) for power in range(8, 20) for n in (2**power, 2**power * 3 // 2)), float(2**20))
 
+DROPOUTS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
+SLOTS = ("3x4", "3x8", "3x16", "4x4", "4x8", "4x16", "5x8", "5x16")
+
+
+class WholeModules(StrEnum):
+    """What is trained in full beside the adapters, as the names of modules joined by +."""
+
+    NONE = "none"
+    EMBEDDING = "embed_tokens"
+    HEAD = "lm_head"
+    BOTH = "embed_tokens+lm_head"
+
+
 STAGES = (
     (Strategy.DDP, "ddp"),
     (Strategy.ZERO1, "z1"),
@@ -97,6 +110,8 @@ def more_controls(plan: Plan) -> list[Control]:
         Slider("cp", "Context", POWERS[:7], plan.cp, fmt=_whole, log=True),
         Slider("pp", "Pipeline", POWERS[:7], plan.pp, fmt=_whole, log=True),
         Choice("pp_schedule", "Schedule", _options(PipelineSchedule), plan.pp_schedule),
+        Slider("virtual_stages", "Virtual stages", POWERS[:5], plan.virtual_stages, fmt=_whole, log=True),
+        Slider("micro_batches", "In pipeline", degrees, plan.micro_batches or 0, fmt=_auto),
         Slider("ep", "Expert par.", POWERS[:8], plan.ep, fmt=_whole, log=True),
         Choice(
             "lora_targets",
@@ -104,13 +119,26 @@ def more_controls(plan: Plan) -> list[Control]:
             [(name, name) for name in ("all-linear", "attention", "attention+mlp")],
             plan.lora_targets[0] if plan.lora_targets else "all-linear",
         ),
+        Slider("lora_dropout", "LoRA dropout", DROPOUTS, plan.lora_dropout, fmt=fmt.percent),
         _yes_no("dora", "DoRA", plan.dora),
+        Choice("modules_to_save", "Train whole", _options(WholeModules), _whole_modules(plan)),
         Picker("quant", "Quantised", (AUTO, *(kind.value for kind in Quant)), plan.quant or AUTO),
         _yes_no("quantize_experts", "Q. experts", plan.quantize_experts),
         Choice("quant_storage", "Q. storage", [("bf16", "bf16"), ("uint8", "uint8")], plan.quant_storage),
         Choice("adapter_dtype", "Adapters", _dtypes(), plan.adapter_dtype or AUTO),
         Choice("reduce_dtype", "Reduce in", _dtypes(), plan.reduce_dtype or AUTO),
+        _yes_no("unsharded_init", "Load whole", plan.unsharded_init),
+        _yes_no("wrap_embeddings", "Wrap embed.", plan.wrap_embeddings),
+        _yes_no("untied_head", "Untie head", plan.untied_head),
+        _yes_no("whole_graph", "Whole graph", plan.whole_graph),
+        Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
     ]
+
+
+def _whole_modules(plan: Plan) -> str:
+    """The choice that says most of what the plan trains in full."""
+    joined = "+".join(plan.modules_to_save)
+    return joined if joined in set(WholeModules) else WholeModules.NONE.value
 
 
 def _dtypes() -> list[tuple[str, str]]:
@@ -130,7 +158,18 @@ _KINDS: dict[str, type[StrEnum]] = {
     "pp_schedule": PipelineSchedule,
     "quant": Quant,
 }
-_SWITCHES = ("activation_offload", "compile", "optimizer_in_backward", "dora", "quantize_experts")
+_SWITCHES = (
+    "activation_offload",
+    "compile",
+    "optimizer_in_backward",
+    "dora",
+    "quantize_experts",
+    "unsharded_init",
+    "wrap_embeddings",
+    "untied_head",
+    "whole_graph",
+)
+_ZERO_IS_AUTO = ("replicate", "micro_batches")
 
 
 def changed(plan: Plan, name: str, value: float | str) -> Plan:
@@ -142,8 +181,12 @@ def changed(plan: Plan, name: str, value: float | str) -> Plan:
     if name == "params":
         return replace(plan, model=None, config=None, params=float(value))
     field: Any
-    if name == "replicate":
+    if name in _ZERO_IS_AUTO:
         field = int(value) or None
+    elif name == "lora_dropout":
+        field = float(value)
+    elif name == "modules_to_save":
+        field = tuple(WholeModules(str(value)).split("+")) if value != WholeModules.NONE else ()
     elif name == "lora_targets":
         field = (str(value),)
     elif name in _SWITCHES:
@@ -166,8 +209,10 @@ def shown(plan: Plan, name: str) -> float | str | None:
     value = getattr(plan, name)
     if name == "lora_targets":
         return value[0] if value else "all-linear"
+    if name == "modules_to_save":
+        return _whole_modules(plan)
     if name in _SWITCHES:
         return "yes" if value else "no"
     if value is None:
-        return 0.0 if name == "replicate" else AUTO
+        return 0.0 if name in _ZERO_IS_AUTO else AUTO
     return str(value) if isinstance(value, str) else float(value)
