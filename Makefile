@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 EXTRAS := train,deepspeed,qlora,dev
 JOBS ?= 2
+# One ninja for everything that compiles: with two of them DeepSpeed builds its operators anew each time.
+export PATH := $(abspath $(BIN)):$(PATH)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
 .PHONY: run app env lint test test-all bench accuracy warm clean

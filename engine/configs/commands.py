@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
 from ftdash.engine.configs.types import Command, Launcher, Rendezvous, local_world, nodes_of
 from ftdash.engine.plan import Plan
 
 SCRIPT = "ftdash.engine.train"
+
+
+def own_path(environ: Mapping[str, str]) -> str:
+    """PATH with this interpreter's own programs first.
+
+    DeepSpeed compiles its operators with the ninja that PATH offers, and two releases of ninja take turns in
+    compiling everything anew, a minute or more each time.
+    """
+    return os.pathsep.join([str(Path(sys.executable).parent), environ.get("PATH", os.defpath)])
 
 
 def python_command(script: tuple[str, ...], python: str | None) -> Command:

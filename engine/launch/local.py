@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ftdash.engine.configs import ConfigError, Generated, TrainArgs, generate
+from ftdash.engine.configs.commands import own_path
 from ftdash.engine.configs.script import model_source
 from ftdash.engine.launch import checks
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
@@ -231,7 +232,7 @@ def data_file(data: str | None) -> Path:
 
 def _training_env(device: str, ranks: int) -> dict[str, str]:
     """This environment; on CPU the ranks share the cores instead of each taking all of them."""
-    environment = dict(os.environ)
+    environment = {**os.environ, "PATH": own_path(os.environ)}
     if device == "cpu":
         cores = len(os.sched_getaffinity(0))
         environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))

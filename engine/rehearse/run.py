@@ -18,6 +18,7 @@ from ftdash.engine.checkpoint import verify
 from ftdash.engine.checkpoint.convert import ConvertError, Target, convert
 from ftdash.engine.checkpoint.recognise import Checkpoint, CheckpointKind, inspect
 from ftdash.engine.configs import Command, ConfigError, Launcher, Rendezvous, TrainArgs, generate
+from ftdash.engine.configs.commands import own_path
 from ftdash.engine.configs.refusals import FSDP2, ZERO_STAGE, refusal, uses_distributed_config
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.model.load import ModelError, load_config_file, resolve
@@ -269,6 +270,7 @@ def _load_universal(text: str) -> str:
 def _execute(command: Command, run: RunDir, name: str) -> None:
     environment = {
         **os.environ,
+        "PATH": own_path(os.environ),
         RUN_DIR_ENV: str(run.path),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",

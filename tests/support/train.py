@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ftdash.engine.configs.commands import own_path
 from ftdash.monitor import records
 
 STEPS = 4
@@ -103,7 +104,7 @@ def run(launcher: list[str], arguments: list[str], folder: Path, timeout_s: floa
     """Run to the end. The tiny models are kept between tests, below the temporary FTDASH_HOME."""
     run_dir = folder / "run"
     run_dir.mkdir(exist_ok=True)
-    env = {**os.environ, "FTDASH_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "FTDASH_RUN_DIR": str(run_dir), "OMP_NUM_THREADS": "1", "PATH": own_path(os.environ)}
     done = subprocess.run(
         launcher + arguments, env=env, capture_output=True, text=True, timeout=timeout_s, check=False
     )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+
+from ftdash.engine.configs.commands import own_path
 
 
 def main() -> int:
     """Build each operator, saying how long it took; exit 0 also where DeepSpeed is not installed."""
+    os.environ["PATH"] = own_path(os.environ)
     try:
         from deepspeed.ops.op_builder import CPUAdamBuilder, ShareMemCommBuilder
     except ImportError as error:
