@@ -17,23 +17,11 @@ class Bindings:
         self._items = _items(tree)
         self._defaults = _defaults(tree)
         self._depth = 0
-        self.made_by = {
-            name: dotted(values[0].func).rsplit(".", 1)[-1]
-            for name, values in self._bound.items()
-            if len(values) == 1 and isinstance(values[0], ast.Call)
-        }
 
     def source(self, node: ast.AST) -> ast.expr | None:
         """The expression that a name is bound to, where it is bound once."""
         values = self._bound.get(node.id, []) if isinstance(node, ast.Name) else []
         return values[0] if len(values) == 1 else None
-
-    def without(self, node: ast.AST) -> Bindings:
-        """The same without one name, so that following names comes to an end."""
-        copy = object.__new__(Bindings)
-        copy.__dict__.update(self.__dict__)
-        copy._bound = {name: bound for name, bound in self._bound.items() if name != getattr(node, "id", "")}
-        return copy
 
     def value(self, node: ast.AST) -> Any:
         """A literal, a dtype's name, what a name holds, or UNKNOWN."""

@@ -56,6 +56,7 @@ class Scope:
     parent: Scope | None = None
     klass: Klass | None = None
     names: dict[str, list[Binding]] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = field(default_factory=dict)
     handed: dict[str, list[tuple[ast.expr, Scope]]] = field(default_factory=dict)  # parameters, by callers
 
     def parameter(self, name: str) -> ast.arg | None:
@@ -76,10 +77,14 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """`alone`: the object was made where one rank only came by, so nobody shares it with the others."""
+    """`alone`: the object was made where one rank only came by, so nobody shares it with the others.
+
+    `declared`: only an annotation says what it is; what state the caller hands it over in, nobody knows.
+    """
 
     role: Role
     alone: bool = False
+    declared: bool = False
 
 
 _NONE = Found(Role.UNKNOWN)
@@ -126,6 +131,8 @@ class Objects:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
                 self.scopes[id(child)] = inner = Scope(child, scope, klass)
+                if klass is None:
+                    scope.functions[child.name] = child
                 self._lay_out(child, inner, None)
             elif isinstance(child, ast.ClassDef):
                 methods = {
@@ -179,14 +186,8 @@ class Objects:
         if isinstance(node, ast.Name):
             around: Scope | None = scope
             while around is not None:
-                for child in ast.walk(around.node):
-                    if (
-                        isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-                        and child.name == node.id
-                        and self.scopes[id(child)].parent is around
-                        and self.scopes[id(child)].klass is None
-                    ):
-                        return child
+                if node.id in around.functions:
+                    return around.functions[node.id]
                 around = around.parent
             return None
         if isinstance(node, ast.Attribute):
@@ -268,7 +269,7 @@ class Objects:
             text = ast.unparse(parameter.annotation).strip("\"'").removeprefix("Optional[").removesuffix("]")
             role = self._constructed(text.split("|")[0].strip(), depth)
             if role is not Role.UNKNOWN:
-                return Found(role)
+                return Found(role, declared=True)
         given = [self.role(value, caller, depth) for value, caller in scope.handed.get(parameter.arg, [])]
         known = [found for found in given if found.role is not Role.UNKNOWN]
         if known:
@@ -299,9 +300,10 @@ class Objects:
 
     def _makes_anew(self, call: ast.Call) -> bool:
         """Whether a call builds an object, and does not hand on or wrap one that all ranks have."""
-        return _last(call.func) in ("from_pretrained", "from_config") or bool(
-            re.match(r"[A-Z]", _last(call.func)) and _last(call.func) not in _WRAPPERS
-        )
+        last = self.path(call.func).rsplit(".", 1)[-1]
+        if last in _SAME_OBJECT and isinstance(call.func, ast.Attribute):
+            return isinstance(call.func.value, ast.Call) and self._makes_anew(call.func.value)
+        return last in ("from_pretrained", "from_config") or (last[:1].isupper() and last not in _WRAPPERS)
 
     def _binding(self, node: ast.expr, scope: Scope, line: int) -> tuple[Binding, Scope] | None:
         """The binding in force at `line`: the last one above it, or the last of all in another function."""
@@ -332,7 +334,7 @@ class Objects:
         return []
 
     def _made(self, call: ast.Call, scope: Scope, index: int | None, depth: int) -> Found:
-        last = _last(call.func)
+        last = self.path(call.func).rsplit(".", 1)[-1] or _last(call.func)
         if last == "prepare" and isinstance(call.func, ast.Attribute):
             return self._prepared(call, scope, index, depth)
         if self.path(call.func) in ("deepspeed.initialize", "deepspeed.init_inference"):

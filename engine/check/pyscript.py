@@ -1,4 +1,4 @@
-"""A training script read without running it: its calls in execution order, and what guards each of them."""
+"""A training script read without running it: its calls in execution order."""
 
 from __future__ import annotations
 
@@ -13,37 +13,17 @@ from ftdash.engine.check.documents import DocumentError
 
 __all__ = ["UNKNOWN", "Call", "Script"]
 
-# Conditions that hold on one rank only.
-_MAIN = re.compile(
-    r"is_(local_|world_|local_world_)?(main_process|process_zero)|is_main(?!tain)|is_master|should_save\b"
-    r"|(^|[._])(main|master)_process$|(^|[._])(is_)?(global_|local_)?rank_?(0|zero)(\(\))?$"
-)
-_RANK = re.compile(
-    r"(^|[._\[\"'])(local_|global_|process_|world_)?rank([\"'\])]|$)|get_rank\(|process_index$|RANK[\"']",
-    re.I,
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call: `name` is dotted as written (`trainer.save_model`), `target` what the result is bound to.
-
-    `guard` is the condition that keeps ranks away: empty when all reach the call, led by "!" when all but
-    one do.
-    """
+    """One call: `name` is dotted as written (`trainer.save_model`), `target` what the result is bound to."""
 
     name: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     line: int
     target: str
-    guard: str
     node: ast.Call = field(compare=False, repr=False)
-
-    @property
-    def main_only(self) -> str:
-        """The condition that lets one rank alone reach the call, or empty."""
-        return "" if self.guard.startswith("!") else self.guard
 
     @property
     def last(self) -> str:
@@ -88,10 +68,10 @@ class Script:
         self.imports = set(_imports(self.tree))
         self._entered: set[int] = set()
         self.calls: list[Call] = []
-        self._block(self.tree.body, "")
+        self._block(self.tree.body)
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                self._enter(node, "")
+                self._enter(node)
         self.assigned = self._attributes()
 
     def named(self, *lasts: str) -> Iterator[Call]:
@@ -100,10 +80,6 @@ class Script:
     def value(self, node: ast.AST) -> Any:
         """A literal, a dtype's name, a constant or default of the script, or UNKNOWN."""
         return self.bindings.value(node)
-
-    def is_trainer(self, owner: str) -> bool:
-        """Whether a name holds a trainer, by what it is bound to or how it is called."""
-        return "trainer" in owner.lower() or self.bindings.made_by.get(owner, "").endswith("Trainer")
 
     def _attributes(self) -> list[tuple[str, Any, int]]:
         """What attributes are set to: `config.output_router_logits = False`, by setattr, by update()."""
@@ -121,90 +97,56 @@ class Script:
                 found.append((call.args[1], call.args[2], call.line))
         return found
 
-    def _block(self, statements: list[ast.stmt], guard: str) -> None:
+    def _block(self, statements: list[ast.stmt]) -> None:
         for statement in statements:
-            guard = self._statement(statement, guard)
+            self._statement(statement)
 
-    def _statement(self, node: ast.stmt, guard: str) -> str:
-        """Visit one statement; the result guards what follows it in the same block."""
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            for decorator in node.decorator_list:
-                if re.search(r"main_process|rank_?(zero|0)", dotted(decorator)):
-                    self._enter(node, ast.unparse(decorator))
-            return guard
-        if isinstance(node, ast.ClassDef):
-            return guard
-        if isinstance(node, ast.If):
-            return self._if(node, guard)
+    def _statement(self, node: ast.stmt) -> None:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            return
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.expr):
-                self._expression(child, guard, _target(node))
+                self._expression(child, _target(node))
             elif isinstance(child, ast.withitem):
-                self._expression(child.context_expr, guard, "")
+                self._expression(child.context_expr, "")
         for name in ("body", "orelse", "finalbody"):
             if isinstance(block := getattr(node, name, None), list):
-                self._block(block, guard)
+                self._block(block)
         for handler in getattr(node, "handlers", []):
-            self._block(handler.body, guard)
+            self._block(handler.body)
         for case in getattr(node, "cases", []):
-            self._block(case.body, guard)
-        return guard
+            self._block(case.body)
 
-    def _if(self, node: ast.If, guard: str) -> str:
-        self._expression(node.test, guard, "")
-        only = _main_condition(node.test, self.bindings)
-        text = ast.unparse(node.test)
-        self._block(node.body, guard or _guard(only, text))
-        self._block(node.orelse, guard or _guard(None if only is None else not only, f"else of {text}"))
-        # `if not main: return` leaves the rest of the block to one rank.
-        if only is False and _leaves(node.body):
-            return guard or f"after {text}"
-        return guard
-
-    def _expression(self, node: ast.expr, guard: str, target: str) -> None:
+    def _expression(self, node: ast.expr, target: str) -> None:
         if isinstance(node, ast.IfExp):
-            self._expression(node.test, guard, "")
-            only = _main_condition(node.test, self.bindings)
-            text = ast.unparse(node.test)
-            self._expression(node.body, guard or _guard(only, text), target)
-            self._expression(node.orelse, guard or _guard(None if only is None else not only, text), target)
-            return
-        if isinstance(node, ast.Lambda):
-            return
-        if isinstance(node, ast.Call):
-            self._call(node, guard, target)
-            return
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                self._expression(child, guard, "")
-            elif isinstance(child, ast.comprehension):
-                self._expression(child.iter, guard, "")
+            self._expression(node.test, "")
+            self._expression(node.body, target)
+            self._expression(node.orelse, target)
+        elif isinstance(node, ast.Call):
+            self._call(node, target)
+        elif not isinstance(node, ast.Lambda):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    self._expression(child, "")
+                elif isinstance(child, ast.comprehension):
+                    self._expression(child.iter, "")
 
-    def _call(self, node: ast.Call, guard: str, target: str) -> None:
-        self._expression(node.func, guard, "")
-        for argument in node.args:
-            self._expression(argument, guard, "")
-        for keyword in node.keywords:
-            self._expression(keyword.value, guard, "")
-        name = self._own_name(dotted(node.func))
+    def _call(self, node: ast.Call, target: str) -> None:
+        self._expression(node.func, "")
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            self._expression(argument, "")
         self.calls.append(
             Call(
-                name,
+                self._own_name(dotted(node.func)),
                 tuple(self.value(argument) for argument in node.args),
                 self.bindings.keywords(node),
                 node.lineno,
                 target,
-                guard,
                 node,
             )
         )
-        # Handing a bound method to a helper that runs it on the main process alone.
-        if name.rsplit(".", 1)[-1] in ("on_main_process", "on_local_main_process"):
-            for argument in node.args:
-                if isinstance(argument, ast.Attribute):
-                    self.calls.append(Call(dotted(argument), (), {}, node.lineno, "", name, node))
         if isinstance(node.func, ast.Name) and node.func.id in self.functions:
-            self._enter(self.functions[node.func.id], guard)
+            self._enter(self.functions[node.func.id])
 
     def _own_name(self, name: str) -> str:
         """The name without the aliases of its import: `dist.barrier` is torch.distributed.barrier."""
@@ -212,11 +154,10 @@ class Script:
         bare = first.removesuffix("()").removesuffix("[]")
         return self.aliases.get(bare, bare) + first[len(bare) :] + dot + rest
 
-    def _enter(self, function: ast.FunctionDef | ast.AsyncFunctionDef, guard: str) -> None:
-        if id(function) in self._entered:
-            return
-        self._entered.add(id(function))
-        self._block(function.body, guard)
+    def _enter(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if id(function) not in self._entered:
+            self._entered.add(id(function))
+            self._block(function.body)
 
 
 def _target(node: ast.stmt) -> str:
@@ -225,58 +166,6 @@ def _target(node: ast.stmt) -> str:
     if isinstance(node, ast.AnnAssign):
         return dotted(node.target)
     return ""
-
-
-def _main_condition(test: ast.expr, bindings: Bindings) -> bool | None:
-    """True when the condition holds on one rank only, False when it holds on all others, None otherwise."""
-    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        inner = _main_condition(test.operand, bindings)
-        return None if inner is None else not inner
-    if isinstance(test, ast.BoolOp):
-        parts = [_main_condition(value, bindings) for value in test.values]
-        if isinstance(test.op, ast.And):
-            return True if True in parts else None
-        return False if False in parts else (True if all(part is True for part in parts) else None)
-    if isinstance(test, ast.Compare) and len(test.ops) == 1:
-        left, right = ast.unparse(test.left), test.comparators[0]
-        source = bindings.source(test.left)
-        if not _RANK.search(left) and not (source is not None and _RANK.search(ast.unparse(source))):
-            return None
-        if isinstance(test.ops[0], ast.In | ast.NotIn):
-            return isinstance(test.ops[0], ast.In)  # `local_rank in [-1, 0]`
-        zero = isinstance(right, ast.Constant) and str(right.value) == "0"
-        if not zero:
-            return None
-        if isinstance(test.ops[0], ast.Eq | ast.LtE):
-            return True
-        return False if isinstance(test.ops[0], ast.NotEq | ast.Gt) else None
-    if isinstance(test, ast.Name | ast.Attribute | ast.Call):
-        if _MAIN.search(ast.unparse(test)):
-            return True
-        source = bindings.source(test)
-        return _main_condition(source, bindings.without(test)) if source is not None else None
-    return None
-
-
-def _guard(only: bool | None, text: str) -> str:
-    return "" if only is None else text if only else f"!{text}"
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    last = body[-1]
-    if isinstance(last, ast.Return):
-        return True
-    return (
-        isinstance(last, ast.Expr)
-        and isinstance(last.value, ast.Call)
-        and dotted(last.value.func)
-        in (
-            "sys.exit",
-            "exit",
-            "quit",
-            "os._exit",
-        )
-    )
 
 
 def _aliases(tree: ast.Module) -> dict[str, str]:

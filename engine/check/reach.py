@@ -17,7 +17,7 @@ _LEAVING = frozenset(["sys.exit", "exit", "quit", "os._exit"])
 class Reached:
     """One call. `guard` is the condition on its way: empty when all ranks come, led by "!" for all but one.
 
-    `within` are the context managers around it, as written.
+    `within` are the context managers around it, as written, and "else of X" for each branch that X keeps out.
     """
 
     node: ast.Call
@@ -99,7 +99,10 @@ class Reach:
         only, text = one_rank(node.test, NamesIn(self.objects, scope)), ast.unparse(node.test)
         self._block(node.body, guard or _guard(only, text), scope)
         otherwise = None if only is None else not only
+        outside = self._within
+        self._within += (f"else of {text}",)
         self._block(node.orelse, guard or _guard(otherwise, f"else of {text}"), scope)
+        self._within = outside
         # `if not main: return` leaves the rest of the block to one rank.
         if (only is False and _leaves(node.body)) or (only is True and _leaves(node.orelse)):
             return guard or f"after {text}"

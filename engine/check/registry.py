@@ -31,6 +31,7 @@ def load_rules() -> None:
         rules_launch,
         rules_machine,
         rules_model,
+        rules_onerank,
         rules_plan,
         rules_script,
         rules_slurm,

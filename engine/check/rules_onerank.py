@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ftdash.engine.check.bundle import Backend, Bundle
@@ -42,7 +43,7 @@ _ENGINE = words(
 )
 _SHARDED_CHECKPOINT = words(
     "get_model_state_dict get_state_dict get_optimizer_state_dict set_model_state_dict "
-    "set_state_dict set_optimizer_state_dict"
+    "set_state_dict set_optimizer_state_dict full_optim_state_dict optim_state_dict"
 )
 _GATHERED = (
     "GatheredParameters",
@@ -51,6 +52,8 @@ _GATHERED = (
     "unshard_model",
     "unwrap_model_for",
 )
+_UNSHARDED_BRANCH = re.compile(r"^else of (?!not ).*(fsdp|deepspeed|zero_?3|shard)", re.IGNORECASE)
+_SHARDS_NOW = words("train prepare prepare_model fully_shard FSDP FullyShardedDataParallel initialize")
 
 
 class _Meets(StrEnum):
@@ -63,6 +66,7 @@ class _Meets(StrEnum):
 class _Kind:
     meets: _Meets
     only_sharded: bool = False  # not worth a word while every rank has the whole model
+    by_name: bool = False  # nothing but its name or annotation says what the object is
 
 
 @check
@@ -89,7 +93,7 @@ def _finding(call: Reached, kind: _Kind, backend: Backend | None, where: str) ->
     shards = backend is not None and backend.shards
     if kind.only_sharded and not shards:
         return
-    report = error if shards else (note if backend is not None else warning)
+    report = (warning if kind.by_name else error) if shards else (note if backend is not None else warning)
     if kind.meets is _Meets.ALWAYS:
         yield error(
             kind.meets,
@@ -150,7 +154,10 @@ def _kind(call: Reached, reach: Reach, backend: Backend | None) -> _Kind | None:
     if role is Role.STATE:
         return _listed(call.last, _STATE, frozenset())
     if role in (Role.MODEL, Role.ENGINE):
-        return _of_model(call, role, backend)
+        found = _of_model(call, role, backend)
+        if found is None or (found.only_sharded and _before_sharding(call, reach, backend)):
+            return None
+        return replace(found, by_name=owner.role is Role.UNKNOWN or owner.declared)
     if call.last == "full_tensor":
         return _Kind(_Meets.ALWAYS)
     if (
@@ -211,10 +218,9 @@ def _listed(name: str, always: frozenset[str], sharded: frozenset[str]) -> _Kind
 
 
 def _of_model(call: Reached, role: Role, backend: Backend | None) -> _Kind | None:
-    gathered = any(text in context for context in call.within for text in _GATHERED)
     if role is Role.ENGINE and call.last in _ENGINE:
         return _Kind(_Meets.ALWAYS)
-    if gathered:
+    if _whole_here(call):
         return None
     if call.last == "generate":
         return _Kind(_Meets.WHEN_GENERATING)
@@ -226,22 +232,30 @@ def _of_model(call: Reached, role: Role, backend: Backend | None) -> _Kind | Non
     return None
 
 
+def _whole_here(call: Reached) -> bool:
+    """Whether the weights are gathered around the call, or it stands in the branch of unsharded models."""
+    return any(
+        _UNSHARDED_BRANCH.search(context) or any(name in context for name in _GATHERED)
+        for context in call.within
+    )
+
+
+def _before_sharding(call: Reached, reach: Reach, backend: Backend | None) -> bool:
+    """FSDP shards when the model is wrapped or training starts; ZeRO-3 already when it is loaded."""
+    if backend is None or not backend.name.startswith("fsdp"):
+        return False
+    sharding = [index for index, other in enumerate(reach.calls) if other.last in _SHARDS_NOW]
+    return bool(sharding) and reach.calls.index(call) < sharding[0]
+
+
 def _forward(call: Reached, reach: Reach) -> _Kind | None:
     """`model(batch)`: the forward of a sharded model gathers its weights layer by layer."""
-    if (
-        not isinstance(call.node.func, ast.Name)
-        or call.last in reach.objects.imports
-        or not call.node.args + call.node.keywords
-    ):
+    named = isinstance(call.node.func, ast.Name) and call.last not in reach.objects.imports
+    if not named or not (call.node.args or call.node.keywords) or _whole_here(call):
         return None
     found = reach.objects.role(call.node.func, call.scope)
-    if found.alone or found.role not in (Role.MODEL, Role.ENGINE):
-        return None
-    return (
-        None
-        if any(text in context for context in call.within for text in _GATHERED)
-        else _Kind(_Meets.WHEN_GENERATING, True)
-    )
+    sharded = found.role in (Role.MODEL, Role.ENGINE) and not found.alone
+    return _Kind(_Meets.WHEN_GENERATING, True) if sharded else None
 
 
 def _met_by_the_others(call: Reached, reach: Reach) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of training scripts: what only one rank reaches, what comes in the wrong order, what is gone."""
+"""Checks of training scripts: what comes in the wrong order, what is gone."""
 
 from __future__ import annotations
 
@@ -6,102 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ftdash.engine.check.bundle import Bundle
-from ftdash.engine.check.documents import Kind, words
-from ftdash.engine.check.findings import Finding, error, note, warning
-from ftdash.engine.check.pyscript import Call, Script
+from ftdash.engine.check.documents import Kind
+from ftdash.engine.check.findings import Finding, error, warning
 from ftdash.engine.check.registry import check
-
-# Calls that meet the other ranks whatever the backend is.
-_COLLECTIVE = words(
-    "evaluate predict gather gather_for_metrics gather_object wait_for_everyone barrier all_reduce "
-    "all_gather all_gather_object all_gather_into_tensor reduce_scatter broadcast_object_list reduce "
-    "full_tensor summon_full_params get_model_state_dict get_optimizer_state_dict full_optim_state_dict"
-)
-# Their state_dict() is this rank's own, whatever the model is.
-_OWN_STATE = re.compile(r"optim|sched|scaler|ema|sampler|loader|tokenizer", re.I)
-_BARRIERS = frozenset({"wait_for_everyone", "barrier"})
-_PLAIN_OWNERS = re.compile(
-    r"^(functools|itertools|torch|np|numpy|pd|re|metric|evaluator|math|asyncio|accuracy)$|metric"
-)
-
-
-@check
-def one_rank_only(bundle: Bundle) -> Iterator[Finding]:
-    """A collective that one rank enters hangs it: saving a sharded model, evaluating, gathering.
-
-    Seen in kyuz0/amd-strix-halo-llm-finetuning#6, pytorch/pytorch#143536, huggingface/transformers#31532.
-    """
-    backend = bundle.backend
-    shards = backend is not None and backend.shards
-    for document, script, call in bundle.script_calls():
-        if not call.main_only:
-            continue
-        where = document.at(call.line)
-        guard = _short(call.main_only)
-        if call.last in _BARRIERS and any(
-            other.last in _BARRIERS and other.guard.startswith("!") for other in script.calls
-        ):
-            continue  # the others wait at a barrier of their own: one rank goes first
-        if _meets(call, script):
-            yield error(
-                "collective-on-one-rank",
-                where,
-                f"{call.name}() is reached by one rank only ({guard}), and waits there for the others",
-                "call it on every rank; keep only printing and logging under the condition",
-            )
-        elif call.last in ("save_model", "save_state", "get_state_dict", "save_checkpoint") or (
-            call.last == "state_dict" and shards and call.owner and not _OWN_STATE.search(call.owner)
-        ):
-            report = error if shards else (note if backend is not None else warning)
-            effect = (
-                f"under {backend.label} it gathers shards, and the other ranks never come"
-                if shards and backend
-                else "it hangs as soon as the model is sharded (FSDP, ZeRO-3)"
-            )
-            yield report(
-                "save-on-one-rank",
-                where,
-                f"{call.name}() is reached by one rank only ({guard}): {effect}",
-                "call it on every rank: it writes where it must",
-            )
-        elif call.last == "generate" and call.owner:
-            report = error if shards else (note if backend is not None else warning)
-            yield report(
-                "generate-on-one-rank",
-                where,
-                f"{call.name}() is reached by one rank only ({guard}): a sharded model gathers in forward, "
-                "and the "
-                "other ranks never come",
-                "generate on every rank (synced_gpus=True under ZeRO-3), and print on one",
-            )
-        elif call.last == "save_pretrained" and shards and backend and "state_dict" not in call.kwargs:
-            if "tok" in call.owner or "process" in call.owner or "config" in call.owner:
-                continue
-            yield error(
-                "save-on-one-rank",
-                where,
-                f"{call.name}() is reached by one rank only ({guard}), where {backend.label} left it shards "
-                "or "
-                "placeholders",
-                "state_dict=accelerator.get_state_dict(model) on every rank first, then "
-                "save_pretrained(state_dict=…)",
-            )
-
-
-def _meets(call: Call, script: Script) -> bool:
-    if call.last not in _COLLECTIVE:
-        return False
-    owner = call.owner.rsplit(".", 1)[-1]
-    if call.last in ("evaluate", "predict"):
-        return script.is_trainer(call.owner)
-    if call.last in ("barrier", "all_reduce", "all_gather", "reduce_scatter", "reduce"):
-        return owner in ("dist", "distributed", "accelerator", "comm") or call.last not in (
-            "reduce",
-            "all_gather",
-        )
-    if call.last == "gather":
-        return "accelerator" in call.owner or owner in ("dist", "distributed")
-    return not _PLAIN_OWNERS.search(owner)
 
 
 @check
@@ -223,8 +130,3 @@ def save_of_load_time_sharded(bundle: Bundle) -> Iterator[Finding]:
             "saved whole",
             'save_only_model=True, or save_strategy="no"',
         )
-
-
-def _short(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= 60 else flat[:57] + "..."
