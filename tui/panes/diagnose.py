@@ -43,11 +43,12 @@ class DiagnosePane(Pane):
     TITLE = "Diagnose"
     HELP = (
         "d takes stacks of all ranks, some seconds apart, and names the rank that holds the others up.\n"
-        "n takes them with native frames (each rank pauses for half a second), t shows all threads, u has\n"
-        "the rank's own hook write its stacks (SIGUSR2), l reads its local variables.\n"
+        "n takes them with native frames: each rank pauses for half a second.\n"
+        "t shows all threads of a rank; u has its own hook write its stacks (SIGUSR2); l reads its locals.\n"
         "v shows all stacks as one tree, c what moved since the dump before, e the whole evidence.\n"
-        "r copies a report as Markdown and writes it to a file; k lists what can be done: save, stop, kill,\n"
-        "relaunch. Each asks for words to type. A run that stands still is examined by itself."
+        "r copies a report as Markdown and writes it to a file.\n"
+        "k lists what can be done: save, stop, kill, relaunch. Each asks for words to type.\n"
+        "A run that stands still is examined by itself."
     )
     HINTS = (
         "d dump  k act…  r report  v tree  c compare  e evidence  n native  t threads  u SIGUSR2  l locals…"
@@ -75,6 +76,7 @@ class DiagnosePane(Pane):
         self._examination: Examination | None = None
         self._seen: tuple[str, RunPhase, int] | None = None  # what was last examined without being asked
         self._next_rank: dict[tuple[int, ...], int] = {}
+        self._unfilled: set[str] = set()  # tables that do not show the newest look yet
 
     def compose(self) -> ComposeResult:
         yield StallLine()
@@ -102,6 +104,9 @@ class DiagnosePane(Pane):
     def first_focus(self) -> Widget:
         if self.has_class("-whole"):
             return self.query_one(VerdictPanel)
+        return self._shown_table()
+
+    def _shown_table(self) -> Grid:
         return next(table for table in self._tables() if table.display)
 
     def _tables(self) -> tuple[Grid, ...]:
@@ -132,6 +137,7 @@ class DiagnosePane(Pane):
     def _forget(self) -> None:
         self.look = self.before = self.shown_rank = None
         self._next_rank.clear()
+        self._unfilled.clear()
         for table in self._tables():
             table.set_items([])
         self.query_one(StackView).say("")
@@ -184,9 +190,8 @@ class DiagnosePane(Pane):
         ranks = look.ranks
         stacks = {rank: tuple(map(str, python_frames(one))) for rank, one in ranks.items()}
         groups.show(look.diagnosis.groups, stacks, guilty)
-        self.query_one(StackTree).show(ranks.values(), guilty)
-        earlier = self.before.ranks if self.before is not None and self.before.ranks else look.earlier
-        self.query_one(MovedTable).show(earlier, ranks)
+        self._unfilled = {"tree", "moved"}
+        self._fill(str(self._shown_table().id))
         if groups.selected is not None:
             self._show_group(groups.selected)
         elif guilty:
@@ -208,6 +213,19 @@ class DiagnosePane(Pane):
             text = f"stacks of rank {fmt.ranks(hooked)} were written by their own hook, py-spy could not look"
             facts.append(Fact("unseen", text, theme.WARN))
         return facts
+
+    def _fill(self, name: str) -> None:
+        """Work a table out when it comes on the screen: a thousand ranks take a moment."""
+        if self.look is None or name not in self._unfilled:
+            return
+        self._unfilled.discard(name)
+        ranks = self.look.ranks
+        if name == "tree":
+            guilty = {culprit.rank for culprit in self.look.diagnosis.verdict.culprits}
+            self.query_one(StackTree).show(ranks.values(), guilty)
+        else:
+            before = self.before.ranks if self.before is not None else {}
+            self.query_one(MovedTable).show(before or self.look.earlier, ranks)
 
     # Who is where, and the stack beside it
 
@@ -261,6 +279,7 @@ class DiagnosePane(Pane):
         wanted = "groups" if tables[name].display and name != "groups" else name
         for table_id, table in tables.items():
             table.display = table_id == wanted
+        self._fill(wanted)
         if wanted == "moved" and self.look is not None and not self.query_one(MovedTable).items:
             self.cockpit.notice("one dump only: d takes another")
         if had_focus:

@@ -75,8 +75,8 @@ class MovedTable(Grid):
     """One line for all ranks of which the same can be said."""
 
     HELP = (
-        "What differs between the last two dumps: the stack, the heartbeat, time on a core, bytes read and\n"
-        "written. What stood still through both waits; what moved works. c goes back to the groups."
+        "What differs between the last two dumps: stack, heartbeat, time on a core, bytes read and written.\n"
+        "Ranks that stood still wait, ranks that moved work. c goes back to the groups."
     )
     HINTS = "↑↓ rank  c groups"
 
