@@ -42,6 +42,10 @@ def library(name: str, kinds: str, *culprits: int, **more: object) -> Case:
     return hang(name, kinds, *culprits, script="libraries.py", **more)
 
 
+def field(name: str, kinds: str, *culprits: int, **more: object) -> Case:
+    return hang(name, kinds, *culprits, script="field.py", **more)
+
+
 def calm(name: str, kinds: str, ranks: int = 2, **more: object) -> Case:
     return Case(name, kinds, script="near_hangs.py", ranks=ranks, named=False, **more)  # type: ignore[arg-type]
 
@@ -80,6 +84,16 @@ CASES = [
     library("zero3_expert_without_tokens", "collective-mismatch", 1),
     library("accelerate_evaluates_on_main_only", "eval-on-one-rank", 0, ranks=2),
     library("accelerate_waits_for_a_rank_that_broke_out", "phase-mismatch", 2),
+    field("subgroup_on_some", "collective-mismatch", 2),
+    field("map_workers_deadlock", "lock data-loader", 0),
+    field("load_with_file_lock", "lock", 1),
+    field("generate_on_server_that_refuses", "rank-outside-collective external-peer", 0),
+    field("load_polls_in_a_helper", "rank-outside-collective", 2),
+    field("producer_thread_died", "rank-outside-collective", 1),
+    field("collectives_in_a_thread", "rank-outside-collective", 1),
+    field("both_receive_first", "order-mismatch", 0, 1),
+    field("left_in_the_debugger", "rank-outside-collective", 1),
+    field("tells_the_others_through_the_store", "rank-outside-collective store", 0),
     calm("slow_preprocessing", "slow"),
     calm("slow_map", "slow"),
     calm("slow_save", "slow", quick=True),
@@ -90,6 +104,10 @@ CASES = [
     calm("generates_on_one", "slow"),
     calm("compiles", "slow"),
     calm("waits_for_slow_loader", "slow healthy"),
+    calm("works_through_a_queue", "slow"),
+    calm("counts_in_python", "slow"),
+    calm("waits_for_a_compiler", "slow"),
+    calm("receives_slowly", "slow"),
     calm("trains", "healthy", quick=True),
     calm("trains_unevenly", "healthy slow"),
 ]

@@ -244,13 +244,26 @@ def ask_hook(evidence: ProcessEvidence, patience_s: float = 1.0) -> bool:
     return True
 
 
+def ask_server(evidence: ProcessEvidence) -> bool:
+    """Have torch's worker server in the process write the stacks: no signal, no pause. True when it did."""
+    from ftdash.monitor.diagnosis.stacks import read_text
+    from ftdash.monitor.diagnosis.workerserver import stacks
+
+    chunks = read_text(stacks(evidence.pid, evidence.rank))
+    if not chunks or not chunks[0].processes:
+        return False
+    evidence.threads = chunks[0].processes[0].threads
+    evidence.source = "worker server"
+    return True
+
+
 def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> ProcessEvidence:
     """Stacks of all threads and the state of one process; never raises for what the process is.
 
     `native` adds C and C++ frames and pauses the process meanwhile (about 0.6 s).
     """
     evidence = _dump_with_pyspy(pid, native=native, timeout_s=timeout_s)
-    if evidence.failure in _ASK_HOOK and ask_hook(evidence):
+    if evidence.failure in _ASK_HOOK and (ask_server(evidence) or ask_hook(evidence)):
         evidence.failure, evidence.failure_text, evidence.remedy = None, "", ""
     return evidence
 

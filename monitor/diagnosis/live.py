@@ -14,6 +14,7 @@ from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.kernel import kernel_lines
 from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
+from ftdash.monitor.diagnosis.workerserver import flight_dumps
 
 QUICK_INTERVAL_S = 0.5
 CONFIRM_INTERVAL_S = 5.0
@@ -116,7 +117,13 @@ def sample_processes(
     second = add_native(second)
     if _all_in_calls(second):
         add_calls(second.ranks)
-    return [first, replace(second, ras=ras.ask(_ras_addresses(trainers)), kernel=kernel_lines())]
+    second = replace(
+        second,
+        flight=flight_dumps([(trainer.rank, trainer.pid) for trainer in trainers]),
+        ras=ras.ask(_ras_addresses(trainers)),
+        kernel=kernel_lines(),
+    )
+    return [first, second]
 
 
 def _ras_addresses(trainers: Sequence[Trainer]) -> list[str]:

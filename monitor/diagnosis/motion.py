@@ -160,16 +160,27 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
 
 
 def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
-    """Whether a thread in the user's code, other than the main one, stands elsewhere now."""
+    """Whether another thread than the main one gets on in a loop of the user's that comes to an end.
+
+    A thread that only repeats itself, as a heartbeat, is alive in a stuck rank too.
+    """
     main = frames.main_thread(after.threads)
-    old = {thread.os_tid: _key(thread, python_only=True) for thread in before.threads if thread.os_tid}
-    return any(
-        thread is not main
-        and thread.os_tid in old
-        and old[thread.os_tid] != _key(thread, python_only=True)
-        and any(frames.origin(frame) is Origin.OWN for frame in thread.frames)
-        for thread in after.threads
+    old = {thread.os_tid: thread for thread in before.threads if thread.os_tid}
+    slept = (after.process.proc.sleeps if after.process else 0) - (
+        before.process.proc.sleeps if before.process else 0
     )
+    for thread in after.threads:
+        earlier = old.get(thread.os_tid)
+        if thread is main or earlier is None:
+            continue
+        first, second = frames.read_threads([earlier]), frames.read_threads([thread])
+        if second.own is None or not _in_a_loop_that_gets_on(second, to_an_end=True):
+            continue
+        if _key(earlier, python_only=True) != _key(thread, python_only=True):
+            return True
+        if slept >= _SLEEPS and _paces_itself(first, second, to_an_end=True):
+            return True
+    return False
 
 
 def _same_own_function(first: Reading, second: Reading) -> bool:
@@ -207,14 +218,18 @@ def _only_waits(first: Reading, second: Reading) -> bool:
     return False
 
 
-def _paces_itself(before: Reading, reading: Reading) -> bool:
+def _paces_itself(before: Reading, reading: Reading, *, to_an_end: bool = False) -> bool:
     """Whether it sleeps in a loop of the user's that goes through something."""
     if reading.own is None or reading.telling is not reading.own or reading.blocked_by is not None:
         return False
     if not any("sleep" in source.line_text(frame) for frame in (before.own, reading.own)):
         return False
+    return _in_a_loop_that_gets_on(reading, to_an_end=to_an_end)
+
+
+def _in_a_loop_that_gets_on(reading: Reading, *, to_an_end: bool) -> bool:
     for frame in (reading.own, *reading.callers[:3]):
-        gets_on = source.gets_on(frame)
+        gets_on = source.gets_on(frame, to_an_end=to_an_end) if frame is not None else None
         if gets_on is not None:
             return gets_on
     return False

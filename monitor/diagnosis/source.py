@@ -163,10 +163,11 @@ _TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discar
 
 
 @lru_cache(maxsize=4096)
-def gets_on(frame: Frame) -> bool | None:
+def gets_on(frame: Frame, *, to_an_end: bool = False) -> bool | None:
     """Whether the innermost loop around a line goes through something, or works at what its conditions ask.
 
-    None where there is no loop, or no source.
+    None where there is no loop, or no source. With `to_an_end` a loop that only calls something again and
+    again, as a heartbeat does, is not enough.
     """
     loop = _innermost_loop(frame)
     if loop is None:
@@ -178,7 +179,7 @@ def gets_on(frame: Frame) -> bool | None:
     worked_on = _worked_on(loop)
     if any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop)):
         return True
-    return bool(_calls(loop, _asked(loop)) - _POLL_CALLS)
+    return not to_an_end and bool(_calls(loop, _asked(loop)) - _POLL_CALLS)
 
 
 @lru_cache(maxsize=4096)

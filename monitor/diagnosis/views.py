@@ -169,7 +169,7 @@ def blocked_in_lock(reading: Reading, syscall: int | None) -> bool:
         return False
     blocked = reading.blocked_by
     if blocked is not None:
-        if blocked.short in _LOCK_NAMES:
+        if blocked.short in _LOCK_NAMES or "acquire" in reading.names:
             return True
         return blocked.short in ("wait", "emit", "handle") and blocked.file.endswith(_LOCK_FILES)
     text = source.line_text(reading.telling) if reading.wait is Wait.OWN else ""

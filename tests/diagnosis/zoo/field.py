@@ -3,14 +3,8 @@
 The line that the verdict has to name ends in `# named`.
 """
 
-import asyncio
-import concurrent.futures
-import ctypes
-import fcntl
-import http.server
 import os
 import queue
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +15,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Dataset
 
 RANK = int(os.environ["RANK"])
 WORLD = int(os.environ["WORLD_SIZE"])
@@ -50,41 +43,6 @@ def subgroup_on_some():
     if RANK != 2:
         dist.new_group(range(WORLD))
     dist.all_reduce(tensor())  # named
-
-
-def subgroup_on_one():
-    ready()
-    if RANK == 0:
-        dist.new_group(range(WORLD))  # named
-    dist.all_reduce(tensor())
-
-
-def other_root():
-    ready()
-    shared = [{"lr": 1e-4}] if RANK == 0 else [None]
-    dist.broadcast_object_list(shared, src=3 if RANK == 2 else 0)  # named
-    dist.barrier()
-
-
-class EpochDataset(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        marker = FOLDER / f"seen-{RANK}-{index}"
-        if RANK == 0 and marker.exists():
-            threading.Event().wait()  # named
-        marker.touch()
-        return index
-
-
-def persistent_workers_second_epoch():
-    loader = DataLoader(EpochDataset(), num_workers=1, persistent_workers=True)
-    for epoch in range(2):
-        if epoch == 1:
-            ready()
-        for _ in loader:  # named
-            dist.all_reduce(tensor())
 
 
 def map_workers_deadlock():
@@ -119,23 +77,6 @@ def load_with_file_lock():
     if RANK == 1:
         with FileLock(str(path)):  # named
             pass
-    dist.barrier()
-
-
-def download_never_answers():
-    class Silent(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            time.sleep(3600)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    def download(name):
-        return urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{name}").read()  # named
-
-    ready()
-    if RANK == 0:
-        download("model.safetensors")
     dist.barrier()
 
 
@@ -200,48 +141,11 @@ def producer_thread_died():
         dist.all_reduce(tensor())
 
 
-def lock_in_signal_handler():
-    lock = threading.Lock()
-
-    def on_alarm(number, frame):
-        with lock:  # named
-            pass
-
-    signal.signal(signal.SIGALRM, on_alarm)
-    ready()
-    if RANK == 1:
-        with lock:
-            signal.raise_signal(signal.SIGALRM)
-    dist.all_reduce(tensor())
-
-
-def holds_the_interpreter_lock():
-    ready()
-    if RANK == 0:
-        ctypes.PyDLL(None).pause()  # named
-    dist.all_reduce(tensor())
-
-
 def left_in_the_debugger():
     ready()
     if RANK == 1:
         breakpoint()  # named
     dist.all_reduce(tensor())  # named
-
-
-def waits_for_an_asynchronous_save():
-    pool = concurrent.futures.ThreadPoolExecutor(1)
-
-    def write(state):
-        threading.Event().wait()
-
-    def save_checkpoint():
-        pool.submit(write, {}).result()  # named
-
-    ready()
-    if RANK == 0:
-        save_checkpoint()
-    dist.barrier()
 
 
 def collectives_in_a_thread():
@@ -265,88 +169,6 @@ def both_receive_first():
         dist.recv(tensor(), src=1 - RANK)  # named
         dist.send(tensor(), dst=1 - RANK)
     dist.barrier()
-
-
-def prints_into_a_full_pipe():
-    reader, writer = os.pipe()
-    log = os.fdopen(writer, "w")
-    ready()
-    if RANK == 1:
-        while True:
-            log.write("step " * 1000)  # named
-            log.flush()  # named
-    dist.barrier()
-    os.close(reader)
-
-
-def waits_in_an_event_loop():
-    async def reward():
-        await asyncio.Event().wait()
-
-    ready()
-    if RANK == 2:
-        asyncio.run(reward())  # named
-    dist.all_reduce(tensor())
-
-
-def one_more_reduction():
-    """A rank-local condition adds a collective of the same kind at another line."""
-    ready()
-    loss = float("nan") if RANK == 2 else 1.0
-    for _ in range(3):
-        if loss != loss:
-            dist.all_reduce(tensor())  # named
-        dist.all_reduce(tensor(), op=dist.ReduceOp.MAX)  # named
-    dist.barrier()
-
-
-def two_are_stuck():
-    ready()
-    if RANK in (1, 3):
-        threading.Event().wait()  # named
-    dist.all_reduce(tensor())
-
-
-def flock_of_another_job():
-    path = FOLDER / "tokenizer.lock"
-    handle = path.open("w")
-    if RANK == 0:
-        lock_elsewhere(path)
-    ready()
-    if RANK == 0:
-        fcntl.flock(handle, fcntl.LOCK_EX)  # named
-    dist.barrier()
-
-
-def other_count_of_micro_batches():
-    """Rank 1 synchronises gradients one micro-batch later: it runs out of data first."""
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-    last = 5 if RANK == 1 else 4
-    for batch in range(12):
-        if batch == 8:
-            ready()
-        if batch % last == last - 1:
-            model(torch.ones(2, 4)).sum().backward()
-        else:
-            with model.no_sync():
-                model(torch.ones(2, 4)).sum().backward()
-    dist.barrier()  # named
-
-
-def pool_result_never_comes():
-    import multiprocessing
-
-    def evaluate(pool):
-        return pool.apply_async(time.sleep, (3600,)).get()  # named
-
-    context = multiprocessing.get_context("spawn")
-    if RANK == 1:
-        with context.Pool(1) as pool:
-            pool.apply(int)
-            ready()
-            evaluate(pool)
-    ready()
-    dist.all_reduce(tensor())
 
 
 def tells_the_others_through_the_store():

@@ -1,0 +1,33 @@
+"""Gloo ranks with torch's worker server: their stacks are alike, their flight recorders are not."""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ftdash.monitor.hook.process import start_worker_server
+
+RANK = int(os.environ["RANK"])
+
+
+def reduce(group, size):
+    dist.all_reduce(torch.ones(size), group=group)
+
+
+def groups_in_another_order():
+    """Every rank is in the same line of the same function, rank 1 with the other group."""
+    groups = [dist.new_group(range(dist.get_world_size())) for _ in range(2)]
+    for group in groups:
+        reduce(group, 4)
+    (Path(os.environ["ZOO_DIR"]) / f"ready-{RANK}").touch()
+    for group in reversed(groups) if RANK == 1 else groups:
+        reduce(group, 4)  # named
+
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    server = start_worker_server(Path(os.environ["FTDASH_RUN_DIR"], "control", f"rank-{RANK}.sock"))
+    assert server is not None
+    globals()[sys.argv[1]]()
