@@ -11,6 +11,10 @@ from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 
 
+def _signed(count: int) -> str:
+    return ("+" if count >= 0 else "-") + _size(abs(count))
+
+
 def _size(count: int) -> str:
     return f"{count / 2**30:9.2f} GiB" if count >= 2**27 else f"{count / 2**20:9.2f} MiB"
 
@@ -46,13 +50,20 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0
     from ftdash.engine.planner import evaluate
+    from ftdash.engine.simulate.terms import side_by_side
 
-    predicted = evaluate(plan).memory.allocated
-    lines = [f"{'allocated':<16} {_size(found.allocated)}   peak: {found.peak_part}"]
-    for name, size in sorted(found.breakdown.items(), key=lambda item: -item[1]):
-        lines.append(f"  {name:<14} {_size(size)}")
-    off = f"{predicted / found.allocated - 1:+.1%} against the simulation"
-    lines.append(f"{'closed form':<16} {_size(predicted)}   {off}")
+    memory = evaluate(plan).memory
+    predicted = memory.allocated
+    lines = [
+        f"{'':<24} {'simulated':>13} {'closed form':>13} {'difference':>14}",
+        f"{'peak':<24} {_size(found.allocated)} {_size(predicted)} {predicted / found.allocated - 1:>+14.1%}",
+        *(
+            f"  {pair.name:<22} {_size(pair.simulated)} {_size(pair.planned)} "
+            f"{_signed(pair.planned - pair.simulated)}"
+            for pair in side_by_side(found.breakdown, memory.peak)
+        ),
+        f"the simulation peaks in {found.peak_part}, the closed form at {memory.peak_phase}",
+    ]
     depths = " and ".join(str(layers) for layers in found.simulated_layers)
     lines.append(
         f"{found.seconds:.0f} s, {depths} layers run; no CUDA context, NCCL buffers or fragmentation"

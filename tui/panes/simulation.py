@@ -46,6 +46,7 @@ class SimulationScreen(Overlay[None]):
 
     def _simulate(self) -> None:
         from ftdash.engine.simulate.run import simulate
+        from ftdash.engine.simulate.terms import side_by_side
 
         def progress(words: str) -> None:
             self.post_message(self.Told(Text(fmt.clean(words), theme.DIM), done=False))
@@ -63,8 +64,11 @@ class SimulationScreen(Overlay[None]):
         )
         share = fmt.signed_percent(closed / found.allocated - 1)
         text.append(f"closed form ~ {fmt.size(closed):>10}   {share}\n\n", theme.TEXT)
-        for name, amount in sorted(found.breakdown.items(), key=lambda item: -item[1]):
-            text.append(f"  {name:<16}{fmt.size(amount):>10}\n", theme.TEXT)
+        text.append(f"  {'':<22}{'simulated':>11}{'closed form':>13}{'GB off':>9}\n", theme.DIM)
+        for pair in side_by_side(found.breakdown, self._prediction.memory.peak):
+            off = (pair.planned - pair.simulated) / 1e9
+            sizes = f"{fmt.size(pair.simulated):>11}{fmt.size(pair.planned):>13}{off:>+9.2f}"
+            text.append(f"  {pair.name:<22}{sizes}\n", theme.TEXT)
         depths = " and ".join(map(str, found.simulated_layers))
         text.append(
             f"\n{found.seconds:.0f} s; {depths} layers run; no CUDA context, no fragmentation", theme.DIM

@@ -33,16 +33,19 @@ PHASE_AT = {
     PhaseName.OPTIMIZER_STEP: "in the optimizer step",
     PhaseName.SAVE: "while saving",
 }
-OTHER = "context"  # what the device holds beyond the terms: CUDA context, NCCL, cached blocks
+CACHED = "cached"  # by the allocator for other moments and streams
+CONTEXT = "context"  # CUDA, its libraries and NCCL
 
 Share = tuple[str, float]
 
 
 def shares(prediction: Prediction) -> list[Share]:
-    """The peak's terms that are not zero, in the planner's order, and the rest of the device."""
-    terms = [(term.value, float(size)) for term, size in prediction.memory.peak.terms() if size > 0]
-    rest = prediction.memory.device - sum(size for _, size in terms)
-    return [*terms, (OTHER, float(rest))] if rest > 0 else terms
+    """The peak's terms that are not zero, in the planner's order, and what else the device holds then."""
+    memory = prediction.memory
+    terms = [(term.value, float(size)) for term, size in memory.peak.terms() if size > 0]
+    cached = memory.reserved - sum(size for _, size in terms)
+    others = [(CACHED, float(cached)), (CONTEXT, float(memory.context))]
+    return [*terms, *(share for share in others if share[1] > 0)]
 
 
 def stacked(parts: Sequence[Share], limit: float, width: int) -> Line:
