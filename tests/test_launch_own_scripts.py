@@ -119,3 +119,12 @@ def test_a_deepspeed_loop_reports_one_step_for_all_parts_of_its_optimizer():
     assert meta.wrapped_class == "DeepSpeedEngine"
     assert [step.step for step in steps] == [1, 2, 3, 4, 5]
     assert all(4 < step.loss < 6 and step.tokens == 2 * 2 * 16 for step in steps[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_loss_module_beside_the_model_tells_the_loss():
+    run = run_to_end(sys.executable, str(SCRIPTS / "criterion_loop.py"))
+    _, steps = told(run, 0)
+    assert [step.step for step in steps] == [1, 2, 3, 4]
+    assert all(3.9 < step.loss < 4.6 and step.tokens == 2 * 2 * 8 for step in steps[1:])  # log(64) is 4.16

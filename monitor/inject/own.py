@@ -1,8 +1,9 @@
 """Follows a training script that does not report itself, from the first step of its first optimizer on.
 
 Torch's global optimizer hooks tell the steps; hooks on the model that owns the optimizer's parameters tell
-phases, tokens and loss. A transformers Trainer gets the callback instead, through its public list. A process
-that never steps an optimizer (launcher, data loader worker, compile worker) leaves no trace.
+phases, tokens and loss, and hooks on loss modules beside it the loss of a model that returns none. A
+transformers Trainer gets the callback instead, through its public list. A process that never steps an
+optimizer (launcher, data loader worker, compile worker) leaves no trace.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class Follower:
             model.register_forward_pre_hook(self._before_forward),
             model.register_forward_hook(self._after_forward, with_kwargs=True),
         ]
+        self._handles += [loss.register_forward_hook(self._after_loss) for loss in loss_modules(model)]
         self.hook.start_steps()
         self.hook.step(lr=_rate(optimizer))
         self.hook.enter("data")
@@ -118,13 +120,24 @@ class Follower:
         try:
             self._forwards += 1
             self._tokens = self._tokens + tokens_of(args, kwargs)
-            loss = loss_of(output)
-            if loss is not None:
-                self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
-                self._losses += 1
+            self._add_loss(loss_of(output))
             self.hook.enter("backward")
         except Exception as error:
             self._give_up(error)
+
+    def _after_loss(self, module: Any, args: Any, output: Any) -> None:
+        """A loss module beside the model gave a value that learning starts from."""
+        if self.off or not getattr(output, "requires_grad", False):
+            return
+        try:
+            self._add_loss(loss_of(output))
+        except Exception as error:
+            self._give_up(error)
+
+    def _add_loss(self, loss: Any) -> None:
+        if loss is not None:
+            self._loss = loss.detach() if self._loss is None else self._loss + loss.detach()
+            self._losses += 1
 
     def _step(self, optimizer: Any) -> None:
         loss = self._loss / self._losses if self._losses else None
@@ -174,6 +187,14 @@ def owner(optimizer: Any) -> Any:
         if size:
             sizes.append((owned, root.training, size, root))
     return max(sizes, key=lambda entry: entry[:3])[3] if sizes else None
+
+
+def loss_modules(model: Any) -> list[Any]:
+    """Torch's loss modules (CrossEntropyLoss and the like) that stand beside the model, not inside it."""
+    from torch.nn.modules.loss import _Loss
+
+    inside = {id(module) for module in model.modules()}
+    return [item for item in gc.get_objects() if issubclass(type(item), _Loss) and id(item) not in inside]
 
 
 def somebody_reports() -> bool:
