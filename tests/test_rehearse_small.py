@@ -23,7 +23,7 @@ PLANS = [
     replace(DENSE, strategy=Strategy.ZERO3),
     replace(DENSE, tp=4),
     replace(DENSE, strategy=Strategy.HSDP, tp=8, replicate=2),
-    replace(DENSE, cp=4),
+    replace(DENSE, strategy=Strategy.ZERO3, cp=4),
     replace(MOE, ep=64),
     replace(MOE, ep=8),
     replace(MOE, ep=8, tp=4),
@@ -42,10 +42,16 @@ def test_every_axis_above_one_stays_above_one_on_at_most_eight_processes(plan):
     assert (after.expert_shard > 1) is (before.expert_shard > 1)
 
 
-def test_an_axis_that_cannot_be_kept_is_a_failure():
-    plan = replace(DENSE, strategy=Strategy.HSDP, replicate=2, tp=2, cp=2)
-    with pytest.raises(RehearsalError, match="16 processes"):
+def test_an_axis_that_cannot_be_kept_is_a_failure(monkeypatch):
+    monkeypatch.setattr("ftdash.engine.rehearse.small.MAX_PROCESSES", 4)
+    plan = replace(DENSE, strategy=Strategy.HSDP, replicate=2, tp=2)
+    with pytest.raises(RehearsalError, match="8 processes keep every axis above 1; at most 4"):
         small_plan(plan)
+
+
+def test_ring_attention_is_refused_on_a_cpu_with_the_reason():
+    with pytest.raises(RehearsalError, match="no sharding strategy"):
+        small_plan(replace(DENSE, cp=4))
 
 
 def test_what_the_cpu_cannot_do_is_said():

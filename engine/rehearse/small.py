@@ -39,6 +39,11 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
     """
     if plan.strategy is Strategy.FSDP1 and plan.gpus > 1:
         raise RehearsalError("fsdp1 places its units by GPU index: no CPU runs it, rehearse --strategy fsdp")
+    if plan.cp > 1 and plan.strategy not in ZERO_STAGE:
+        raise RehearsalError(
+            "--cp under fsdp is ring attention, which torch has for GPUs only: its CPU operator has "
+            "no sharding strategy; rehearse it with --cp 1, or as Ulysses with --strategy zero3"
+        )
     mesh = Mesh.from_plan(plan)
     replicate, shard, tp, ep = (min(size, 2) for size in (mesh.replicate, mesh.shard, mesh.tp, mesh.ep))
     cp = min(mesh.cp, 2)

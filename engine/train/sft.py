@@ -128,6 +128,7 @@ def _arguments(options: Options, deepspeed: str | None) -> Any:
         gradient_accumulation_steps=options.grad_accum,
         max_length=options.seq_len,
         packing=options.packing,
+        pad_to_multiple_of=_padding(options),
         learning_rate=options.lr,
         lr_scheduler_type="cosine",
         warmup_steps=options.warmup,
@@ -150,6 +151,19 @@ def _arguments(options: Options, deepspeed: str | None) -> Any:
         ddp_backend=None if on_gpu or int(os.environ.get("WORLD_SIZE", "1")) < 2 else "gloo",
         **wanted,
     )
+
+
+def _padding(options: Options) -> int | None:
+    """What sequences are padded to where several ranks share one.
+
+    Ring attention cuts each into two chunks a rank, Ulysses into one. Ulysses first gathers the batches of
+    these ranks, and gloo gathers tensors of one size only.
+    """
+    if options.cp == 1:
+        return None
+    if options.strategy in FSDP2_STRATEGIES:
+        return 2 * options.cp
+    return options.cp if options.on_gpu else options.seq_len
 
 
 def _trainer_checkpoints(options: Options) -> bool:
