@@ -18,7 +18,8 @@ def test_every_package_folder_is_listed_in_pyproject() -> None:
     found = {
         "ftdash." + ".".join(path.parent.relative_to(ROOT).parts)
         for folder in FOLDERS
-        for path in (ROOT / folder).rglob("__init__.py")
+        for path in (ROOT / folder).rglob("*.*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert found == set(PROJECT["tool"]["setuptools"]["packages"])
 
