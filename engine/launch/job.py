@@ -6,10 +6,12 @@ each start of the job, writes the configs with it, and leaves `config/meeting.js
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,8 @@ from ftdash.monitor.agent.launcher import INJECT_ENV
 from ftdash.monitor.rundir import NODES_ENV, RUN_DIR_ENV, RunDir, RunError, write_atomic
 
 MEETING_WAIT_S = 300.0
+PORTS = range(20_000, 32_000)
+PORTS_A_JOB = 7  # to be tried before the next job's first one
 
 
 class Job(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -157,7 +161,10 @@ def _arrange(run: RunDir, job: Job, address: str, attempt: str) -> Meeting:
         request.unlink(missing_ok=True)
     checkpoint = last_whole_checkpoint(Path(job.train.output_dir)) if job.train else None
     meeting = Meeting(
-        attempt=attempt, address=address, port=_free_port(), resume=str(checkpoint) if checkpoint else ""
+        attempt=attempt,
+        address=address,
+        port=_free_port(attempt),
+        resume=str(checkpoint) if checkpoint else "",
     )
     if job.plan is not None:
         for name, text in _generate(run, job, meeting).files.items():
@@ -185,12 +192,22 @@ def _await(run: RunDir, attempt: str) -> Meeting:
     )
 
 
-def _free_port() -> int:
-    """A port that nobody on this node listens on, so two jobs on one node do not meet each other."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _free_port(attempt: str) -> int:
+    """A port that nobody on this node listens on, and that no other job's first node tries at the same time.
+
+    Below the ports that the kernel gives to outgoing connections (ip_local_port_range begins at 32768), so
+    none of those takes it before the launcher does. Jobs begin to look at different places: by their number
+    under Slurm, by chance elsewhere.
+    """
+    number = attempt.partition(".")[0]
+    first = int(number) * PORTS_A_JOB if number.isdigit() else zlib.crc32(attempt.encode())
+    for offset in range(len(PORTS)):
+        port = PORTS[(first + offset) % len(PORTS)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+            return port
+    raise RunError(f"no free port from {PORTS[0]} to {PORTS[-1]} on this node")
 
 
 def _filled(word: str, environment: dict[str, str]) -> str:

@@ -305,6 +305,14 @@ def nodes() -> list[Node]:
     ]
 
 
+def default_partition() -> str:
+    """The partition of jobs that name none; empty when there is no such."""
+    for line in call("sinfo", "--noheader", "--format=%P").splitlines():
+        if line.strip().endswith("*"):
+            return line.strip()[:-1]
+    return ""
+
+
 def partitions(found: list[Node]) -> list[Partition]:
     """The partitions of these nodes with their nodes counted by state."""
     names = dict.fromkeys(name for node in found for name in node.partitions if name)

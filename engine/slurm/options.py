@@ -10,6 +10,9 @@ TIME = re.compile(r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$")
 SIZE = re.compile(r"^\d+(\.\d+)?[KMGT]?$", re.IGNORECASE)
 
 
+TEXTS = ("partition", "account", "qos", "memory", "time", "constraint", "exclude", "reservation", "container")
+
+
 class SlurmOptionError(ValueError):
     """An option that Slurm could not take; one line naming the flag."""
 
@@ -52,6 +55,9 @@ class SlurmOptions:
             raise SlurmOptionError(f"--gpus-per-node {self.gpus_per_node}: 0 or more")
         if self.cpus_per_task is not None and self.cpus_per_task < 1:
             raise SlurmOptionError(f"--cpus-per-task {self.cpus_per_task}: at least 1")
+        texts = [getattr(self, name) for name in TEXTS]
+        if any("\0" in text for text in (*texts, *self.modules, *self.directives)):
+            raise SlurmOptionError("an option for Slurm holds a NUL character, which no program can be given")
         if self.time and not TIME.match(self.time):
             raise SlurmOptionError(
                 f"--time {self.time!r}: minutes, H:M:S or D-H:M:S, such as 90, 8:00:00 or 1-12"

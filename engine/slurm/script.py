@@ -79,7 +79,7 @@ def batch_script(run: Path, options: SlurmOptions, *, python: str) -> str:
     )
     lines = [
         "#!/bin/bash",
-        "# shellcheck disable=SC2016  # paths are meant as they stand",
+        "# shellcheck disable=SC1003,SC2016  # paths are meant as they stand",
         *(f"#SBATCH {argument}" for argument in head),
     ]
     return "\n".join(lines) + "\n" + body

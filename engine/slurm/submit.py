@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
-from ftdash.engine.launch.job import job_of, spec_plan, write_job
+from ftdash.engine.launch.job import job_of, read_job, spec_plan, write_job
 from ftdash.engine.launch.local import prepare
-from ftdash.engine.launch.spec import Device, LaunchError, LaunchSpec
+from ftdash.engine.launch.restart import restarted
+from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.slurm import client
+from ftdash.engine.slurm.defaults import shape_of, with_defaults
 from ftdash.engine.slurm.options import SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
 from ftdash.monitor.rundir import RunDir, write_atomic
@@ -18,16 +22,19 @@ from ftdash.monitor.state import RunPhase
 
 
 class Submitted(msgspec.Struct):
-    """config/slurm.json, written by the submitter: the job that carries this run."""
+    """config/slurm.json, written by the submitter: the job that carries this run, and what it asked for."""
 
     job_id: str
+    options: SlurmOptions | None = None  # as they were given, for another try
 
 
 def submit(spec: LaunchSpec) -> RunDir:
     """Write the run directory and hand the job to Slurm. Raises LaunchError with Slurm's own message."""
     if not client.available():
         raise LaunchError("--backend slurm: no sbatch on this machine; log in to a node that submits jobs")
+    given = spec.slurm or SlurmOptions()
     spec, options = spread(spec)
+    options = _with_defaults(spec, options)
     prepared = prepare(spec)
     run = prepared.run
     write_job(run, job_of(prepared, spec, options.nodes))
@@ -50,7 +57,7 @@ def submit(spec: LaunchSpec) -> RunDir:
         run.write_manifest(prepared.manifest)
         raise LaunchError(f"Slurm refused the job: {error}") from None
     job_id = answer.strip().split(";")[0]
-    write_atomic(run.config / "slurm.json", msgspec.json.encode(Submitted(job_id)))
+    write_atomic(run.config / "slurm.json", msgspec.json.encode(Submitted(job_id, given)))
     return run
 
 
@@ -67,9 +74,62 @@ def spread(spec: LaunchSpec) -> tuple[LaunchSpec, SlurmOptions]:
     return replace(spec, plan=plan, nodes=nodes), replace(options, nodes=nodes, gpus_per_node=gpus)
 
 
+def _with_defaults(spec: LaunchSpec, options: SlurmOptions) -> SlurmOptions:
+    """Completed from sinfo. A partition that it does not know is left for sbatch to refuse."""
+    ranks = spec.plan.gpus_per_node if spec.plan is not None else options.gpus_per_node or 0
+    if options.cpus_per_task is not None or not ranks:
+        return options
+    try:
+        partition = options.partition or client.default_partition()
+        return with_defaults(options, ranks, shape_of(partition, client.nodes()))
+    except client.SlurmError as error:
+        raise LaunchError(f"Slurm: {error}") from None
+
+
+def resubmit(run: RunDir, *, exclude: Sequence[str] = ()) -> RunDir:
+    """The same run as a new job that asks for what the old one asked for, but for the nodes in `exclude`.
+
+    A plan goes on from its last whole checkpoint, a command of somebody's own starts anew. The old run must
+    have ended. Raises LaunchError and RunError in one line.
+    """
+    stored = _stored(run)
+    if stored is None:
+        raise LaunchError(f"{run.run_id} was not submitted to Slurm")
+    before = stored.options or SlurmOptions()
+    unwanted = dict.fromkeys([*filter(None, before.exclude.split(",")), *exclude])
+    return submit(replace(_again(run), slurm=replace(before, exclude=",".join(unwanted))))
+
+
+def _again(run: RunDir) -> LaunchSpec:
+    job, manifest = read_job(run), run.read_manifest()
+    if job.plan is not None:
+        return restarted(run)
+    return LaunchSpec(
+        command=("env", "-C", job.directory, *job.command) if job.directory else tuple(job.command),
+        backend=Backend.SLURM,
+        nodes=job.nodes,
+        steps=manifest.max_steps or None,
+        out=Path(manifest.output_dir) if manifest.output_dir else None,
+        name=manifest.name,
+        runs=run.path.parent,
+        env=tuple(job.env.items()),
+    )
+
+
+def stored_options(run: RunDir) -> SlurmOptions | None:
+    """What the run's job was asked to be; None when it has none, or an older ftdash submitted it."""
+    stored = _stored(run)
+    return stored.options if stored is not None else None
+
+
 def job_id(run: RunDir) -> str:
     """The Slurm job of a run; empty when it has none."""
+    stored = _stored(run)
+    return stored.job_id if stored is not None else ""
+
+
+def _stored(run: RunDir) -> Submitted | None:
     try:
-        return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted).job_id
+        return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted)
     except (OSError, msgspec.DecodeError):
-        return ""
+        return None

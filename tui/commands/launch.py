@@ -12,7 +12,8 @@ from typing import TypeVar
 from ftdash.engine.launch.reading import reader_for
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.launch.start import start
-from ftdash.monitor.rundir import find_run, home, new_run_id
+from ftdash.engine.slurm.options import SlurmOptions
+from ftdash.monitor.rundir import RunDir, find_run, home, new_run_id
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, recipe_of
@@ -140,9 +141,15 @@ def _restarted(args: argparse.Namespace) -> LaunchSpec:
     return replace(
         spec,
         env=_switched(args) or spec.env,
-        slurm=slurm_options(args, spec.nodes) if spec.backend is Backend.SLURM else None,
+        slurm=_asked_before(args, run, spec.nodes) if spec.backend is Backend.SLURM else None,
         hosts=hosts_file(args),
     )
+
+
+def _asked_before(args: argparse.Namespace, run: RunDir, nodes: int) -> SlurmOptions:
+    from ftdash.engine.slurm.submit import stored_options
+
+    return slurm_options(args, nodes, stored_options(run))
 
 
 def _checkpoint(text: str | None) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields, replace
 from pathlib import Path
 
 from ftdash.engine.slurm.options import ContainerRuntime, SlurmOptionError, SlurmOptions
@@ -42,11 +43,13 @@ def add_cluster_flags(parser: argparse.ArgumentParser) -> None:
     add("--hosts", metavar="FILE", help="hosts file for --backend ssh: NAME [slots=N] [address=A] a line")
 
 
-def slurm_options(args: argparse.Namespace, nodes: int) -> SlurmOptions:
-    """Raises UserError naming the flag."""
+def slurm_options(args: argparse.Namespace, nodes: int, before: SlurmOptions | None = None) -> SlurmOptions:
+    """What the flags ask for, else what was asked `before`; nodes are excluded beside those. UserError names
+    the flag."""
     try:
-        return SlurmOptions(
+        given = SlurmOptions(
             nodes=nodes,
+            gpus_per_node=_gpus_per_node(args),
             cpus_per_task=args.cpus_per_task,
             partition=args.partition,
             account=args.account,
@@ -65,6 +68,26 @@ def slurm_options(args: argparse.Namespace, nodes: int) -> SlurmOptions:
         )
     except SlurmOptionError as error:
         raise UserError(str(error)) from None
+    if before is None:
+        return given
+    untouched = SlurmOptions()
+    said = {
+        field.name: value
+        for field in fields(SlurmOptions)
+        if (value := getattr(given, field.name)) != getattr(untouched, field.name)
+    }
+    exclude = dict.fromkeys([*before.exclude.split(","), *given.exclude.split(",")])
+    said |= {"exclude": ",".join(filter(None, exclude)), "nodes": nodes}
+    return replace(before, **said)
+
+
+def _gpus_per_node(args: argparse.Namespace) -> int | None:
+    """For a command of one's own; a plan says it itself."""
+    if not args.command or args.gpus_per_node is None:
+        return None
+    if not args.gpus_per_node.isdecimal():
+        raise UserError(f"--gpus-per-node {args.gpus_per_node}: must be a whole number")
+    return int(args.gpus_per_node)
 
 
 def hosts_file(args: argparse.Namespace) -> Path | None:
