@@ -147,3 +147,15 @@ async def test_a_picker_steps_and_its_list_filters_while_typing() -> None:
 
 def test_parameter_counts_read_like_model_names() -> None:
     assert [fmt.count(n) for n in (812, 14.2e6, 8.19e9, 671e9)] == ["812", "14.2 M", "8.19 B", "671 B"]
+
+
+def test_a_logarithmic_track_may_begin_at_zero() -> None:
+    slider = Slider("n", "N", (0.0, 10.0, 100.0, 1000.0), 0.0, fmt=str, log=True)
+    shares = []
+    for stop in slider.stops:
+        slider.value = stop
+        shares.append(slider.share())
+        assert slider.at(slider.share()) == stop
+    assert shares[0] == 0
+    assert shares[-1] == 1
+    assert all(later - earlier > 0.2 for earlier, later in pairwise(shares))

@@ -15,7 +15,7 @@ from ftdash.engine.launch.spec import Backend, Device, LaunchError
 from ftdash.engine.recipes import load_recipe, recipe_names
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
-from ftdash.tui.launching import Differed, SlurmFields, Wanted
+from ftdash.tui.launching import Differed, SiteSeen, SlurmFields, Wanted
 from ftdash.tui.widgets.choice import Choice, Picker
 from ftdash.tui.widgets.slider import Slider, geometric
 from ftdash.tui.widgets.text_field import TextField
@@ -23,12 +23,13 @@ from ftdash.tui.widgets.text_field import TextField
 SLURM_FIELDS = tuple(field.name for field in fields(SlurmFields))
 NO_RECIPE = "none: the plan"
 WHOLE = ("steps", "nodes", "save_steps")
-LABELS = {"cpus_per_task": "CPUs a node", "qos": "QOS"}
+LABELS = {"cpus_per_task": "CPUs a node", "qos": "QOS", "container_runtime": "Runtime"}
 EXAMPLES = {
     "time": "the partition's limit, or 8:00:00, 1-12",
     "memory": "the partition's, or 200G a node",
     "cpus_per_task": "the cluster's",
     "container": "none, or an image",
+    "container_runtime": "pyxis, or apptainer",
     "modules": "none, or cuda/12.8 …",
     "directives": "none, or --switches=1 …",
 }
@@ -40,7 +41,7 @@ def run_controls(wanted: Wanted) -> Iterator[Widget]:
     yield TextField("data", "Data", wanted.data, empty="the small chat set that ships")
     steps = geometric(10, 100_000, 8)
     yield Slider("steps", "Steps", steps, wanted.steps, fmt=fmt.number, log=True)
-    yield Slider("save_steps", "Save every", (0.0, *steps), wanted.save_steps, fmt=_saves)
+    yield Slider("save_steps", "Save every", (0.0, *steps), wanted.save_steps, fmt=_saves, log=True)
     yield TextField("resume", "Go on from", wanted.resume, empty="the first step, or a checkpoint folder")
     yield TextField("out", "Output", wanted.out, empty="below the run directory")
     yield Choice("device", "Device", [(kind.value, kind.value) for kind in Device], wanted.device)
@@ -101,16 +102,42 @@ def with_value(wanted: Wanted, name: str, value: float | str) -> Wanted:
     return replace(wanted, **changed)
 
 
-def job_text(wanted: Wanted) -> Text:
+def show_site(pane: Widget, seen: SiteSeen) -> None:
+    """The partition's own values stand in the fields that are left empty."""
+    site = seen.site
+    if site is None:
+        return
+    others = ", ".join(name for name in site.shapes if name != site.default)
+    partition = pane.query_one("#in-partition", TextField)
+    partition.empty = fmt.clean(
+        f"{site.default}, the default" if site.default else "none is the default: name one"
+    )
+    if others:
+        partition.empty += f"; also {fmt.clean(others)}"
+    partition.refresh()
+
+
+def job_text(wanted: Wanted, seen: SiteSeen | None = None) -> Text:
     """The batch script as it would be submitted; an option Slurm could not take is its one line."""
+    from ftdash.engine.slurm.defaults import in_words
     from ftdash.engine.slurm.script import batch_script, directives
-    from ftdash.engine.slurm.submit import spread
+    from ftdash.engine.slurm.submit import completed, spread
 
     try:
-        _, options = spread(wanted.spec(None))
+        spec, options = spread(wanted.spec(None))
     except LaunchError as error:
         return Text(f"{theme.GLYPHS.no} {fmt.clean(str(error))}\n", theme.BAD)
     text = Text()
+    if seen is not None and seen.site is not None:
+        partition = options.partition or seen.site.default
+        shape = seen.site.shape(partition)
+        options = completed(spec, options, seen.site)
+        words = (
+            in_words(partition, shape) if shape else f"sinfo knows no partition {partition or '(default)'}"
+        )
+        text.append(f"{fmt.clean(words)}\n", theme.DIM if shape else theme.WARN)
+    elif seen is not None and seen.trouble:
+        text.append(f"{theme.GLYPHS.no} {fmt.clean(seen.trouble)}\n", theme.BAD)
     text.append("job.sbatch\n", theme.ACCENT_BOLD)
     for line in batch_script(Path("RUN"), options, python=sys.executable).splitlines():
         comment = theme.BOLD if line.startswith("#SBATCH") else theme.DIM

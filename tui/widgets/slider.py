@@ -108,20 +108,22 @@ class Slider(Control):
         if high == low:
             return 0.0
         if self.logarithmic:
-            return math.log(value / low) / math.log(high / low)
+            return self._log(value) / self._log(high)
         return (value - low) / (high - low)
+
+    def _log(self, value: float) -> float:
+        """Distance from the low end on a logarithmic track, which may begin at 0."""
+        return math.log(value / self.low) if self.low else math.log1p(value)
 
     def at(self, share: float) -> float:
         """The stop nearest to a place on the track."""
         share = max(0.0, min(1.0, share))
         low, high = self.low, self.high
-        wanted = low * (high / low) ** share if self.logarithmic else low + (high - low) * share
-        distance = (
-            (lambda stop: abs(math.log(stop / wanted)))
-            if self.logarithmic
-            else (lambda stop: abs(stop - wanted))
-        )
-        return min(self.stops, key=distance)
+        if self.logarithmic:
+            wanted = share * self._log(high)
+            return min(self.stops, key=lambda stop: abs(self._log(stop) - wanted))
+        wanted = low + (high - low) * share
+        return min(self.stops, key=lambda stop: abs(stop - wanted))
 
     def draw(self, width: int, height: int) -> list[Line]:
         glyphs = theme.GLYPHS
