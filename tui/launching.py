@@ -19,6 +19,7 @@ from ftdash.engine.plan import Plan, PlanError
 from ftdash.monitor.rundir import RunDir, RunError, list_runs, runs_root
 
 if TYPE_CHECKING:
+    from ftdash.engine.slurm.defaults import Site
     from ftdash.engine.slurm.options import SlurmOptions
 
 LONGEST_FILE = 100_000  # characters compared of one file
@@ -37,14 +38,19 @@ class SlurmFields:
     cpus_per_task: str = ""
     constraint: str = ""
     exclude: str = ""
+    reservation: str = ""
     container: str = ""
+    container_runtime: str = ""
     modules: str = ""  # separated by blanks
     directives: str = ""  # further sbatch options, separated by blanks
 
     def options(self, nodes: int) -> SlurmOptions:
         """Raises LaunchError naming the option."""
-        from ftdash.engine.slurm.options import SlurmOptions
+        from ftdash.engine.slurm.options import ContainerRuntime, SlurmOptions
 
+        runtime = self.container_runtime or ContainerRuntime.PYXIS
+        if runtime not in list(ContainerRuntime):
+            raise LaunchError(f"--container-runtime {runtime!r}: one of {', '.join(ContainerRuntime)}")
         if self.cpus_per_task and not self.cpus_per_task.isdecimal():
             raise LaunchError(f"--cpus-per-task {self.cpus_per_task!r}: must be a whole number")
         try:
@@ -58,7 +64,9 @@ class SlurmFields:
                 cpus_per_task=int(self.cpus_per_task) if self.cpus_per_task else None,
                 constraint=self.constraint,
                 exclude=self.exclude,
+                reservation=self.reservation,
                 container=self.container,
+                container_runtime=ContainerRuntime(runtime),
                 modules=tuple(self.modules.split()),
                 directives=tuple(shlex.split(self.directives)),
             )
@@ -197,6 +205,14 @@ class LogsFound(Message):
         self.run, self.files = run, files
 
 
+class SiteSeen(Message):
+    """What sinfo says of the partitions; `trouble` is Slurm's own line when it does not answer."""
+
+    def __init__(self, site: Site | None, trouble: str = "") -> None:
+        super().__init__()
+        self.site, self.trouble = site, trouble
+
+
 class Differed(Message):
     """The lines of a unified diff against the newest run of the same name; no run: none has that name."""
 
@@ -283,6 +299,21 @@ def start(wanted: Wanted, root: str | None, post: Post) -> None:
             post(Launched(None, f"launch failed: {type(error).__name__}: {error}"))
 
     in_thread(launching)
+
+
+def look_at_site(post: Post) -> None:
+    """Ask sinfo; answers with SiteSeen."""
+
+    def looking_at_site() -> None:
+        from ftdash.engine.slurm.client import SlurmError
+        from ftdash.engine.slurm.defaults import ask_site
+
+        try:
+            post(SiteSeen(ask_site()))
+        except SlurmError as error:
+            post(SiteSeen(None, str(error)))
+
+    in_thread(looking_at_site)
 
 
 def differ(wanted: Wanted, root: str | None, post: Post) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ftdash.engine.slurm import client
 from ftdash.engine.slurm.client import Node
 from ftdash.engine.slurm.options import SlurmOptions
 
@@ -37,6 +38,26 @@ def shape_of(partition: str, nodes: Sequence[Node]) -> NodeShape | None:
         gpus=min(sum(int(match["count"]) for match in matches) for matches in found),
         gpu_kind=kinds.pop() if len(kinds) == 1 else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The partitions by name, and the one of jobs that name none."""
+
+    shapes: dict[str, NodeShape]
+    default: str = ""
+
+    def shape(self, partition: str) -> NodeShape | None:
+        """Of the partition that a job with this one, or without one, goes to."""
+        return self.shapes.get(partition or self.default)
+
+
+def ask_site() -> Site:
+    """Raises SlurmError; takes as long as the controller does."""
+    nodes = client.nodes()
+    names = dict.fromkeys(name for node in nodes for name in node.partitions if name)
+    shapes = {name: shape for name in names if (shape := shape_of(name, nodes)) is not None}
+    return Site(shapes, client.default_partition())
 
 
 def with_defaults(options: SlurmOptions, ranks_per_node: int, shape: NodeShape | None) -> SlurmOptions:

@@ -14,7 +14,7 @@ from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.restart import restarted
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.slurm import client
-from ftdash.engine.slurm.defaults import shape_of, with_defaults
+from ftdash.engine.slurm.defaults import Site, ask_site, with_defaults
 from ftdash.engine.slurm.options import SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
 from ftdash.monitor.rundir import RunDir, write_atomic
@@ -34,7 +34,11 @@ def submit(spec: LaunchSpec) -> RunDir:
         raise LaunchError("--backend slurm: no sbatch on this machine; log in to a node that submits jobs")
     given = spec.slurm or SlurmOptions()
     spec, options = spread(spec)
-    options = _with_defaults(spec, options)
+    if options.cpus_per_task is None and ranks_per_node(spec, options):
+        try:
+            options = completed(spec, options, ask_site())
+        except client.SlurmError as error:
+            raise LaunchError(f"Slurm: {error}") from None
     prepared = prepare(spec)
     run = prepared.run
     write_job(run, job_of(prepared, spec, options.nodes))
@@ -74,16 +78,15 @@ def spread(spec: LaunchSpec) -> tuple[LaunchSpec, SlurmOptions]:
     return replace(spec, plan=plan, nodes=nodes), replace(options, nodes=nodes, gpus_per_node=gpus)
 
 
-def _with_defaults(spec: LaunchSpec, options: SlurmOptions) -> SlurmOptions:
-    """Completed from sinfo. A partition that it does not know is left for sbatch to refuse."""
-    ranks = spec.plan.gpus_per_node if spec.plan is not None else options.gpus_per_node or 0
-    if options.cpus_per_task is not None or not ranks:
-        return options
-    try:
-        partition = options.partition or client.default_partition()
-        return with_defaults(options, ranks, shape_of(partition, client.nodes()))
-    except client.SlurmError as error:
-        raise LaunchError(f"Slurm: {error}") from None
+def completed(spec: LaunchSpec, options: SlurmOptions, site: Site) -> SlurmOptions:
+    """`spread`'s options with what sinfo says. A partition that it does not know is for sbatch to refuse."""
+    ranks = ranks_per_node(spec, options)
+    return with_defaults(options, ranks, site.shape(options.partition)) if ranks else options
+
+
+def ranks_per_node(spec: LaunchSpec, options: SlurmOptions) -> int:
+    """0 for a command of somebody's own that asks for no GPUs: nobody knows how many it starts."""
+    return spec.plan.gpus_per_node if spec.plan is not None else options.gpus_per_node or 0
 
 
 def resubmit(run: RunDir, *, exclude: Sequence[str] = ()) -> RunDir:

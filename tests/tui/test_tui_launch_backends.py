@@ -16,11 +16,12 @@ from ftdash.engine.launch.spec import Backend, LaunchError, LaunchSpec
 from ftdash.engine.launch.start import start
 from ftdash.engine.plan import Plan, Strategy
 from ftdash.engine.slurm.client import Job, Partition, SlurmError
+from ftdash.engine.slurm.defaults import NodeShape, Site
 from ftdash.engine.slurm.queue import QueueView, QueueWatch
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.tui import launching, rehearsing
 from ftdash.tui.app import open_app
-from ftdash.tui.launching import Differed, SlurmFields, Wanted
+from ftdash.tui.launching import Differed, SiteSeen, SlurmFields, Wanted
 from ftdash.tui.panes.launch import LaunchPane
 from ftdash.tui.panes.launch_inputs import SLURM_FIELDS, diff_text, job_text, with_value
 from ftdash.tui.panes.queue import QueueScreen, queue_text
@@ -42,7 +43,9 @@ def test_every_field_of_slurm_reaches_the_job() -> None:
         "cpus_per_task": "24",
         "constraint": "ib",
         "exclude": "node09",
+        "reservation": "maintenance",
         "container": "image.sqsh",
+        "container_runtime": "pyxis",
         "modules": "cuda/12.8 gcc",
         "directives": "--switches=1",
     }
@@ -63,6 +66,7 @@ def test_every_field_of_slurm_reaches_the_job() -> None:
         "--mem=200G",
         "--constraint=ib",
         "--exclude=node09",
+        "--reservation=maintenance",
         "--switches=1",
         "--gpus-per-node=8",
     ):
@@ -78,6 +82,7 @@ def test_every_field_of_slurm_reaches_the_job() -> None:
         (SlurmFields(cpus_per_task="many"), "--cpus-per-task 'many'"),
         (SlurmFields(directives='--comment="open'), "quotation"),
         (SlurmFields(modules="a;rm"), "--module"),
+        (SlurmFields(container_runtime="docker"), "--container-runtime"),
     ],
 )
 def test_an_option_slurm_could_not_take_is_one_line(fields: SlurmFields, words: str) -> None:
@@ -89,6 +94,19 @@ def test_an_option_slurm_could_not_take_is_one_line(fields: SlurmFields, words: 
 
 def test_nodes_that_do_not_divide_the_ranks_are_named_in_the_preview() -> None:
     assert "cannot be spread evenly" in job_text(Wanted(PLAN, backend="slurm", nodes=3)).plain
+
+
+def test_what_sinfo_says_completes_the_job_in_the_preview() -> None:
+    site = Site({"h100": NodeShape(12, 96, 2_000_000, 8, "h100"), "cpu": NodeShape(3, 16, 64_000, 0)}, "h100")
+    wanted = Wanted(PLAN, backend="slurm", nodes=4)
+    text = job_text(wanted, SiteSeen(site)).plain
+    assert "h100 · 12 nodes, each 8 h100, 96 CPUs, 2,000 GB" in text
+    assert "--cpus-per-task=48" in text
+    unknown = replace(wanted, slurm=SlurmFields(partition="none"))
+    assert "sinfo knows no partition none" in job_text(unknown, SiteSeen(site)).plain
+    assert (
+        "the controller may be down" in job_text(wanted, SiteSeen(None, "the controller may be down")).plain
+    )
 
 
 async def test_the_fields_of_the_chosen_backend_alone_are_shown(tmp_path: Path) -> None:
@@ -117,7 +135,14 @@ async def test_without_sbatch_a_submission_is_refused_and_says_so(
 
 async def test_the_queue_shows_jobs_and_hostile_names_as_text(tmp_path: Path) -> None:
     jobs = tuple(
-        Job(id=str(number), name=name, state="PENDING", reason="Priority", node_count=2)
+        Job(
+            id=str(number),
+            name=name,
+            state="PENDING",
+            reason="Priority",
+            node_count=2,
+            started=int(time.time()) + 60,
+        )
         for number, name in enumerate(HOSTILE)
     )
     view = QueueView(jobs, (Partition("h100", {"idle": 3, "mixed": 1}, "gpu:8"),), asked=time.time())
@@ -127,6 +152,7 @@ async def test_the_queue_shows_jobs_and_hostile_names_as_text(tmp_path: Path) ->
         text = screen_text(app)
         assert "[/usr/bin/x]" in text
         assert "[bold red]loud" in text
+        assert "Priority  starts about " in text
         assert "\x1b" not in text
         await pilot.press("escape")
         await until(pilot, lambda: "Queue of Slurm" not in screen_text(app))

@@ -27,7 +27,7 @@ from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunPhase, RunState
 from ftdash.tui import format as fmt
 from ftdash.tui import launching, theme
-from ftdash.tui.launching import Checked, Differed, Launched, LogsFound, Stopped, Wanted
+from ftdash.tui.launching import Checked, Differed, Launched, LogsFound, SiteSeen, Stopped, Wanted
 from ftdash.tui.messages import Changed, RunChosen
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.panes.config import config_text
@@ -37,6 +37,7 @@ from ftdash.tui.panes.launch_inputs import (
     diff_text,
     job_text,
     run_controls,
+    show_site,
     show_values,
     switches_text,
     with_value,
@@ -90,6 +91,7 @@ class LaunchPane(Pane):
         self._check_timer: Timer | None = None
         self._logs_of, self._look_again = "", 0.0
         self._diff_shown = False
+        self._site_asked, self._site = False, SiteSeen(None)
         self._refused = ""  # why the last start was refused, until an input changes
 
     def compose(self) -> ComposeResult:
@@ -153,6 +155,16 @@ class LaunchPane(Pane):
     def _show_backend(self) -> None:
         for backend in Backend:
             self.set_class(self.wanted.backend == backend, f"-{backend}")
+        if self.wanted.backend == Backend.SLURM and not self._site_asked:
+            self._site_asked = True
+            launching.look_at_site(self.post_message)
+
+    @on(SiteSeen)
+    def _site_seen(self, event: SiteSeen) -> None:
+        self._site = event
+        self._site_asked = event.site is not None  # choosing the backend again asks again
+        show_site(self, event)
+        self._show_preview()
 
     def _changed(self) -> None:
         self.query_one(PlanSummary).show(self.wanted)
@@ -177,7 +189,7 @@ class LaunchPane(Pane):
     def _preview(self) -> Text:
         text = self._plan_preview()
         if self.wanted.backend == Backend.SLURM:
-            text = Text("\n").join([job_text(self.wanted), text])
+            text = Text("\n").join([job_text(self.wanted, self._site), text])
         if self.wanted.switches:
             text = Text("\n").join([switches_text(self.wanted.switches), text])
         return text

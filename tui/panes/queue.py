@@ -11,6 +11,7 @@ from textual.binding import Binding
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
+from ftdash.engine.slurm.client import Job
 from ftdash.engine.slurm.queue import QueueView, QueueWatch
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
@@ -44,6 +45,14 @@ class QueueScreen(Overlay[None]):
         self.dismiss(None)
 
 
+def expected_start(job: Job, now: float) -> str:
+    """When Slurm means to start a waiting job, in local time; empty where it does not say."""
+    if job.state != "PENDING" or not job.started:
+        return ""
+    day = "%H:%M" if abs(job.started - now) < 12 * 3600 else "%d %b %H:%M"
+    return f"  starts about {time.strftime(day, time.localtime(job.started))}"
+
+
 def queue_text(view: QueueView, now: float) -> Text:
     """Jobs, then partitions; before the first answer, that it is awaited or what went wrong."""
     text = Text()
@@ -60,7 +69,8 @@ def queue_text(view: QueueView, now: float) -> Text:
         style = theme.OK if job.state == "RUNNING" else theme.WARN if job.state == "PENDING" else theme.DIM
         text.append(f"{fmt.fit(fmt.clean(job.id), 10)} {fmt.fit(fmt.clean(job.state), 12)}", style)
         text.append(f"{fmt.fit(fmt.clean(job.name), 26)} {fmt.plural(job.node_count, 'node')}  ", theme.TEXT)
-        text.append(f"{fmt.clean(job.partition)}  {fmt.clean(job.nodes or job.reason)}\n", theme.DIM)
+        text.append(f"{fmt.clean(job.partition)}  {fmt.clean(job.nodes or job.reason)}", theme.DIM)
+        text.append(f"{expected_start(job, now)}\n", theme.DIM)
     text.append("\npartitions\n", theme.ACCENT_BOLD)
     for partition in view.partitions:
         states = ", ".join(f"{count} {fmt.clean(state)}" for state, count in sorted(partition.states.items()))
