@@ -56,8 +56,19 @@ def links_path() -> Path:
 
 
 def measured(gpu: str, link: str) -> LinkRate | None:
-    """What was measured for this GPU and kind of link, or None. Read once a process."""
-    return next((rate for rate in _stored(links_path()) if (rate.gpu, rate.link) == (gpu, link)), None)
+    """What was measured for this GPU and kind of link, or None. Read once a process and home.
+
+    The planner asks for every collective of every plan, so that the path, which takes longer than a plan's
+    sums, is not built again.
+    """
+    where = tuple(map(os.environ.get, ("FTDASH_HOME", "XDG_STATE_HOME", "HOME")))
+    path = _paths.get(where)
+    if path is None:
+        path = _paths[where] = links_path()
+    return next((rate for rate in _stored(path) if (rate.gpu, rate.link) == (gpu, link)), None)
+
+
+_paths: dict[tuple[str | None, ...], Path] = {}
 
 
 @cache
