@@ -9,16 +9,20 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ftdash.monitor import liveness
+from ftdash.monitor.agent.evidence import HangWatch
 from ftdash.monitor.agent.vigil import BEFORE_TIMEOUT, Vigil
 from ftdash.monitor.diagnosis import incident
-from ftdash.monitor.records import HANG_CODE, RankSample
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Verdict, encode_rank
+from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, Event, RankSample
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase
 from ftdash.monitor.stop import stop_run
-from tests.support.live_runs import processes_of, wait_for, wait_until
+from tests.support.live_runs import make_run, processes_of, wait_for, wait_until
 
 HANGING = Path(__file__).parent / "support" / "hanging_train.py"
 
@@ -159,6 +163,102 @@ def test_when_somebody_was_at_work_the_next_look_comes_later(played: Played) -> 
     assert len(played.called) == 1
     played.stand(10)
     assert len(played.called) == 2
+
+
+class Looked:
+    """Stands in for the dumps: two looks that say what the test wants, written as the real ones are."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.ranks: list[list[tuple[int, int]]] = []
+
+    def __call__(
+        self, run: RunDir, ranks: list[tuple[int, int]], *, host: str, quiet_s: float, timeout_s: float
+    ) -> tuple[Path, Verdict]:
+        self.ranks.append(ranks)
+        folder = run.stacks / f"watch-20260101-00000{len(self.ranks)}-{host}"
+        for name in ("first", "second"):
+            (folder / name).mkdir(parents=True)
+            for rank, pid in ranks:
+                process = ProcessEvidence(pid=pid, host=host, t=time.time(), rank=rank)
+                evidence = RankEvidence(rank=rank, host=host, t=time.time(), process=process)
+                (folder / name / f"rank-{rank}.json").write_bytes(encode_rank(evidence))
+        note = incident.Incident(t=time.time(), host=host, quiet_s=quiet_s, kind=str(self.kind))
+        (folder / "incident.json").write_bytes(msgspec.json.encode(note))
+        return folder, Verdict(self.kind, reason="as the test wants")
+
+
+class Node:
+    """One node's hang watch over two ranks, its clock in the test's hands."""
+
+    def __init__(self, run: RunDir, host: str, ranks: tuple[int, ...], *, alone: bool = True) -> None:
+        self.watch = HangWatch(run, host, alone=alone)
+        self.ranks = ranks
+        self.now = 0.0
+        self.beat_t = 1.0
+
+    def pass_s(self, seconds: int, *, moving: bool) -> list[Event]:
+        events: list[Event] = []
+        for _ in range(seconds):
+            self.now += 1.0
+            self.beat_t += float(moving)
+            samples = [sample(rank, self.beat_t, int(self.beat_t)) for rank in self.ranks]
+            events += self.watch.look(samples, self.now)
+            if self.watch._thread is not None:
+                self.watch._thread.join()
+        return events
+
+
+def test_a_hang_is_told_and_so_is_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    looked = Looked(Kind.OUTSIDE)
+    monkeypatch.setattr(incident, "take", looked)
+    node = Node(run, "a", (0, 1))
+    assert node.pass_s(60, moving=True) == []
+    (event,) = node.pass_s(60, moving=False)
+    assert (event.code, event.severity) == (HANG_CODE, "error")
+    assert "rank-outside-collective" in event.text
+    assert looked.ranks == [[(0, 100), (1, 101)]]
+    assert incident.kept(run) is not None
+    (over,) = node.pass_s(10, moving=True)
+    assert over.code == HANG_OVER_CODE
+    assert incident.kept(run) is None
+
+
+def test_a_run_that_is_at_work_leaves_no_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    looked = Looked(Kind.SLOW)
+    monkeypatch.setattr(incident, "take", looked)
+    node = Node(run, "a", (0, 1))
+    node.pass_s(60, moving=True)
+    events = node.pass_s(70, moving=False)
+    assert [(event.code, event.severity) for event in events] == [("slow", "note")] * 2
+    assert len(looked.ranks) == 2  # again after twice the time
+    assert list(run.stacks.iterdir()) == []
+
+
+def test_the_evidence_of_two_nodes_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path, world_size=4)
+    for host, ranks, kind in (("a", (0, 1), Kind.NETWORK), ("b", (2, 3), Kind.OUTSIDE)):
+        monkeypatch.setattr(incident, "take", Looked(kind))
+        node = Node(run, host, ranks, alone=False)
+        node.pass_s(60, moving=True)
+        node.pass_s(60, moving=False)
+    kept = incident.kept(run)
+    assert kept is not None
+    assert [[evidence.rank for evidence in sample] for sample in kept.samples] == [[0, 1, 2, 3]] * 2
+    assert incident.kept(run, since=time.time() + 60) is None
+
+
+def test_an_agent_that_cannot_take_evidence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(incident, "take", refuse)
+    node = Node(make_run(tmp_path), "a", (0, 1))
+    node.pass_s(60, moving=True)
+    (event,) = node.pass_s(60, moving=False)
+    assert "No space left" in event.text
 
 
 @pytest.fixture
