@@ -25,6 +25,13 @@ _NOT_ARGUMENTS = re.compile(
 _PER_NODE = {"accelerate": (), "axolotl": ("--nproc_per_node",)}
 
 
+# accelerate's plugin classes: the distributed type and the section they stand for, and its keys' prefix.
+_PLUGINS = {
+    "FullyShardedDataParallelPlugin": ("FSDP", "fsdp_config", "fsdp_"),
+    "DeepSpeedPlugin": ("DEEPSPEED", "deepspeed_config", ""),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """`name` is ddp, fsdp1, fsdp2 or zero; `stage` is set under zero."""
@@ -83,8 +90,12 @@ class Bundle:
             self.shells[document.path] = Shell(document.text)
 
     def _embedded(self, document: Document) -> Iterator[Document]:
-        """DeepSpeed configs written as a dict in a script."""
+        """Configs that a script holds: DeepSpeed's as a dict, accelerate's as arguments of its plugins."""
         for call in self.scripts[document.path].calls:
+            if call.last in _PLUGINS:
+                found = Document(document.path, Kind.ACCELERATE, "", _of_plugin(call))
+                found.lines = dict.fromkeys(_paths(found.data), call.line)
+                yield found
             for name in ("deepspeed", "config", "hf_ds_config", "config_params"):
                 value = call.kwargs.get(name)
                 if isinstance(value, dict) and {"zero_optimization", "train_batch_size"} & set(
@@ -423,6 +434,14 @@ def _known(value: dict[Any, Any]) -> dict[str, Any]:
         for key, item in value.items()
         if item is not UNKNOWN and key is not UNKNOWN
     }
+
+
+def _of_plugin(call: Call) -> dict[str, Any]:
+    """The accelerate config that says what a plugin's arguments say."""
+    kind, section, prefix = _PLUGINS[call.last]
+    known = _known(call.kwargs)
+    named = {key if key.startswith(prefix) else f"{prefix}{key}": value for key, value in known.items()}
+    return {"distributed_type": kind, section: named}
 
 
 def _paths(value: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -284,4 +284,12 @@ CASES = {
         {"t.py": "c = AutoConfig.from_pretrained('Qwen/Qwen3-30B-A3B')\nc.update({'router_aux_loss_coef': 0.01})\nm = AutoModelForCausalLM.from_config(c)\n"},
         {"t.py": "c = AutoConfig.from_pretrained('Qwen/Qwen3-30B-A3B')\nc.update({'router_aux_loss_coef': 0.01, 'output_router_logits': True})\nm = AutoModelForCausalLM.from_config(c)\n"},
     ),
+    "fsdp2-hybrid-shard-lost#plugin": (
+        {"t.py": "p = FullyShardedDataParallelPlugin(fsdp_version=2, sharding_strategy='HYBRID_SHARD')\na = Accelerator(fsdp_plugin=p)\n"},
+        {"t.py": "p = FullyShardedDataParallelPlugin(fsdp_version=2, reshard_after_forward=True)\na = Accelerator(fsdp_plugin=p)\n"},
+    ),
+    "offload-param-stage#plugin": (
+        {"t.py": "a = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2, offload_param_device='cpu'))\n"},
+        {"t.py": "a = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, offload_param_device='cpu'))\n"},
+    ),
 }  # fmt: skip
