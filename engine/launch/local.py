@@ -128,6 +128,11 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         asked = checks.rendezvous_port(spec.command, os.environ)
         if asked is not None:
             checks.port_is_free(*asked)
+    elif redact_command(spec.command, os.environ) != list(spec.command):
+        raise LaunchError(
+            f"--backend {spec.backend}: the command holds a secret, and other nodes read it from the run "
+            "directory; let the script take it from its environment"
+        )
     environment = {**os.environ, **dict(spec.env), INJECT_ENV: "1"}
     manifest = Manifest(
         backend=spec.backend,
