@@ -158,3 +158,35 @@ def test_zero_keeps_masters_that_pure_bf16_under_ddp_does_not_have() -> None:
     assert states == pytest.approx(masters, rel=0.03)
     assert "fp32-masters" in [one.code for one in zero1.advice]
     assert "fp32-masters" not in [one.code for one in ddp.advice]
+
+
+@pytest.mark.parametrize(
+    ("fields", "share", "words"),
+    [
+        ({"model": "llama-3.1-8b", "whole_graph": True}, 0.20, "graph"),
+        ({"model": "qwen3-30b-a3b", "ep": 8}, 0.25, "routing"),
+        ({"model": "llama-3.1-8b", "precision": "fp8"}, 0.40, "eager"),
+        (
+            {"model": "llama-3.1-8b", "precision": "fp8", "compile": True, "strategy": "megatron"},
+            0.25,
+            "Engine",
+        ),
+        ({"model": "llama-3.1-8b"}, 0.10, ""),
+    ],
+)
+def test_a_class_whose_runs_scatter_is_planned_as_a_wider_range(
+    fields: dict[str, object], share: float, words: str
+) -> None:
+    found = plan(gpus=8, **fields)
+    low, high = found.device_range
+    assert high == pytest.approx(found.memory.device * (1 + share), rel=1e-6)
+    assert found.memory.model_states.total < low <= found.memory.device
+    said = [one.text for one in found.advice if one.code == "range"]
+    assert [words in text for text in said] == ([True] if words else [])
+
+
+def test_a_plan_that_fits_with_little_room_says_its_range() -> None:
+    found = plan(model="llama-3.1-8b", gpus=8, micro_batch=13)
+    assert found.memory.headroom > 0
+    assert found.device_range[1] > found.memory.capacity
+    assert "range" in [one.code for one in found.advice]

@@ -1,7 +1,8 @@
-"""Published runs outside the accuracy table, none of them looked at when a constant was chosen.
+"""Published runs outside the accuracy table. No constant was fitted to them.
 
 AnswerDotAI/fsdp_qlora, benchmarks_03_2024.md: two consumer GPUs, FSDP1, rank 64 on six projections, dropout
-0.1 (train.py), 1,024 samples of dummy data at the full context length; reserved GiB of one GPU, seconds in all.
+0.1 (train.py), 1,024 samples of dummy data at the full context length; reserved GiB of one GPU and seconds in
+all. That gathers of offloaded parameters start from a copy of the shard was found on the 70B of them.
 """
 
 from __future__ import annotations

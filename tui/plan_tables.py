@@ -59,7 +59,8 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
         Text(
             f"{memory.device / 1e9:.1f} of {memory.capacity / 1e9:.1f} GB a GPU "
             f"({memory.device / 2**30:.1f} of {memory.capacity / 2**30:.1f} GiB): {found.verdict}; "
-            f"peak at {memory.peak_phase}"
+            f"peak at {memory.peak_phase}; most runs between {gb(found.device_range[0])} and "
+            f"{gb(found.device_range[1])}"
         )
     )
     table = plain_table("phase, GB", *(term.value for term in Term), "allocated", title="\nMemory by phase")

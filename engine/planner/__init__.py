@@ -12,6 +12,7 @@ from ftdash.engine.planner.numerics import reduce_dtype
 from ftdash.engine.planner.result import Advice, Memory, ModelCounts, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
 from ftdash.engine.planner.time import traffic_and_time
+from ftdash.engine.planner.uncertainty import spread_of
 
 __all__ = ["Advice", "PlanError", "Prediction", "Verdict", "check", "evaluate", "predict"]
 
@@ -48,6 +49,7 @@ def predict(s: Setting) -> Prediction:
         time=time,
         verdict=_verdict(s, memory),
         reduce_dtype=reduce_dtype(s.plan),
+        device_range=spread_of(s).of(memory),
         notes=s.shape.unplaced,
     )
 

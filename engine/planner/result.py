@@ -195,6 +195,7 @@ class Prediction:
     time: StepTime
     verdict: Verdict
     reduce_dtype: str
+    device_range: tuple[int, int] = (0, 0)  # bytes: where `memory.device` lies in most runs of this class
     notes: tuple[str, ...] = ()
     advise: Callable[[], tuple[Advice, ...]] = field(default=_no_advice, repr=False, compare=False)
 

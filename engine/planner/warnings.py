@@ -19,6 +19,7 @@ from ftdash.engine.planner.memory import memory_of
 from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
+from ftdash.engine.planner.uncertainty import spread_of
 
 MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
 
@@ -91,6 +92,13 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"buckets, gathered "
             f"parameters, activations and context do not shrink with more GPUs",
         )
+    spread = spread_of(s)
+    low, high = found.device_range
+    if spread.why or (memory.fits and high > memory.capacity):
+        reason = (
+            spread.why or "most published runs lie within 10 % of their plans, and this one has less room"
+        )
+        yield Advice("range", f"{gigabytes(low)} to {gigabytes(high)} a GPU: {reason}")
     if memory.squeezed and memory.headroom >= 0:
         yield Advice(
             "allocator-gives-back",
