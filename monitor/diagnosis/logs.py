@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ftdash.monitor.diagnosis import names
+from ftdash.monitor.diagnosis.errorlines import known_error
 from ftdash.monitor.diagnosis.model import Frame, LogEvidence, LogFinding, LogKind
 
 MAX_FILE_BYTES = 64 << 20
@@ -79,6 +80,7 @@ _EXIT = re.compile(
 )
 _SIGNAL = re.compile(
     r"Signal (?P<number>\d+) \((?P<name>SIG\w+)\) received by PID (?P<pid>\d+)|(?P<killed>^|\s)Killed\s*$"
+    r"|(?P<shell>: line \d+: +\d+ Killed\b)"
 )
 _ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
 _ROOT_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
@@ -87,6 +89,8 @@ _VOCAB = re.compile(r"vocab_size\W{1,4}(\d{4,7})")
 _SEQ = re.compile(
     r"(?:max_length|max_seq_len(?:gth)?|seq_len(?:gth)?|cutoff_len|model_max_length|max_model_len)\W{1,4}(\d{2,8})"
 )
+_LOADING = re.compile(r"loading checkpoint shards|loading weights", re.I)
+_TRAINS = re.compile(r"['\"]loss['\"]\s*:|\bstep[ :=]+\d+.*\bloss\b|\biteration +\d+/", re.I)
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -184,6 +188,8 @@ def kind_of(text: str) -> LogKind | None:
         return LogKind.STORE
     if _RENDEZVOUS.search(text):
         return LogKind.RENDEZVOUS
+    if known_error(text) is not None:
+        return LogKind.EXCEPTION
     if _CASCADE.search(text):
         return LogKind.PEER_CLOSED
     return None
@@ -237,6 +243,10 @@ class LogReader:
             evidence.world_size = int(match[1])
         if evidence.vocab_size is None and (match := _VOCAB.search(text)):
             evidence.vocab_size = int(match[1])
+        if _LOADING.search(text):
+            evidence.loading = True
+        elif evidence.loading and _TRAINS.search(text):
+            evidence.loading = False
         if evidence.seq_len is None and (match := _SEQ.search(text)):
             evidence.seq_len = int(match[1])
 
@@ -333,8 +343,8 @@ class LogReader:
             finding.kind, finding.exit_code = LogKind.ELASTIC, int(ended["code"])
             if ended["local"] is not None and finding.rank is None:
                 finding.rank = int(ended["local"])
-        elif signal and signal["number"]:
-            finding.exit_code = -int(signal["number"])
+        elif signal:
+            finding.exit_code = -int(signal["number"] or 9)
         elif kind is LogKind.STORE and (match := _STORE_WAIT.search(text)):
             self.evidence.world_size = int(match["world"])
             self.evidence.waiting_for = f"{match['count']} of {match['world']} ranks have joined"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from ftdash.monitor.diagnosis.errorlines import known_error
 from ftdash.monitor.diagnosis.frames import Origin, origin
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, LogEvidence, LogFinding, LogKind, Verdict
@@ -82,6 +83,9 @@ def log_verdict(logs: LogEvidence) -> Verdict | None:
         )
     if verdict := _watchdogs(logs):
         return verdict
+    killed = next((f for f in logs.findings if f.kind is LogKind.SIGNAL and f.exit_code == _SIGKILL), None)
+    if killed is not None and root is None:
+        return _host_oom(logs, [], killed)
     if root is not None and root.rank is not None:
         code = f"exit code {root.exit_code}"
         return Verdict(
@@ -124,13 +128,13 @@ def _host_oom(logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding |
     said = lead.rank if lead.rank is not None else (root.rank if root else None)
     why = "killed (SIGKILL): the host ran out of memory, not the GPU"
     culprits = (_culprit(lead, said, why),) if said is not None else ()
-    loading = [text for text in logs.last_lines.values() if "loading checkpoint shards" in text.lower()]
     evidence = [lead.text, *_cascade(logs, lead)]
-    if loading:
+    if logs.loading:
         evidence.append("it was loading the model: every local rank holds a copy in host memory")
     sure = any(finding.kind is LogKind.HOST_OOM for finding in first)
     against = () if sure else ("SIGKILL can also come from a person or the scheduler: look into dmesg",)
-    return Verdict(Kind.HOST_OUT_OF_MEMORY, culprits, 0.9 if sure else 0.7, why, tuple(evidence), against)
+    confidence = 0.9 if sure else 0.7 if logs.loading or lead.kind is LogKind.ELASTIC else 0.6
+    return Verdict(Kind.HOST_OUT_OF_MEMORY, culprits, confidence, why, tuple(evidence), against)
 
 
 def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding | None) -> Verdict:
@@ -153,11 +157,16 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
             evidence.append(f"the failed allocation was {lead.wanted_bytes / (1 << 30):.2f} GiB")
     else:
         kind, why = Kind.CRASH, f"it raised first: {lead.text[:160]}"
+    known = known_error(lead.text)
+    if known is not None:
+        evidence.append(f"known: {known.cause} ({known.source})")
     evidence += _cascade(logs, lead)
     culprits = (_culprit(lead, rank, why),) if rank is not None else ()
     timed = all(finding.t for finding in first) or root is not None
     reason = f"rank {rank} failed first: {lead.text[:200]}" if rank is not None else lead.text[:200]
-    return Verdict(kind, culprits, 0.9 if timed or len(first) == 1 else 0.75, reason, tuple(evidence))
+    confidence = 0.9 if timed or len(first) == 1 else 0.75
+    fix = known.fix if known is not None else ""
+    return Verdict(kind, culprits, confidence, reason, tuple(evidence), fix=fix)
 
 
 def _watchdogs(logs: LogEvidence) -> Verdict | None:

@@ -244,6 +244,7 @@ class LogEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     vocab_size: int | None = None
     waiting_for: str = ""  # the last line about workers that have not joined
     last_lines: dict[int, str] = {}
+    loading: bool = False  # the last that was said of progress: weights are loaded
     notices: list[str] = []
 
 
