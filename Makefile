@@ -9,7 +9,7 @@ JOBS ?= 2
 export PATH := $(abspath $(BIN)):$(PATH)
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
 
-.PHONY: run app env lint test test-all bench accuracy warm clean
+.PHONY: run app env lint test test-all bench accuracy gpu-check warm clean
 
 run: env
 	$(BIN)/ftdash demo
@@ -27,7 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	# torch first and by version: everything after it then keeps that build
 	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	# setuptools warns of editable installs at length: the folders stand where it fears them on purpose
+	PYTHONWARNINGS=ignore $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/python -m compileall -q tui engine monitor
 	@touch $(STAMP)
 
@@ -48,6 +49,10 @@ bench: env
 
 accuracy: env
 	$(BIN)/python -m tests.accuracy
+
+# On a machine with an NVIDIA GPU; GPU_CHECK=--cpu proves without one that it runs
+gpu-check: env
+	$(BIN)/python -m tests.gpu $(GPU_CHECK)
 
 # DeepSpeed compiles its CPU operators on first use, about a minute each: once, before anything is timed out by it
 warm: env
