@@ -83,6 +83,7 @@ class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     ended: float = 0.0
     slurm_job_id: str = ""
     output_dir: str = ""
+    directory: str = ""  # where a launcher command of somebody's own was started, "" for a plan
     max_steps: int = 0
 
 

@@ -144,6 +144,7 @@ def _prepare_command(spec: LaunchSpec, root: Path) -> Prepared:
         versions=_versions(),
         env=stored_env(environment),
         output_dir=str(spec.out.absolute()) if spec.out else "",
+        directory=os.getcwd(),
         max_steps=spec.steps or 0,
     )
     return Prepared(_create(manifest, root), spec.command, environment, manifest)

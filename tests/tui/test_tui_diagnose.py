@@ -29,6 +29,7 @@ from ftdash.monitor.diagnosis.model import (
 from ftdash.monitor.records import HANG_CODE
 from ftdash.monitor.rundir import Manifest, RunDir, write_atomic
 from ftdash.monitor.state import Alert, RunPhase, RunState
+from ftdash.tui import theme
 from ftdash.tui.cockpit import Cockpit
 from ftdash.tui.examine import Examined, Look, look
 from ftdash.tui.panes.diagnose import DiagnosePane
@@ -38,6 +39,7 @@ from ftdash.tui.panes.diagnose_tree import StackTree
 from ftdash.tui.panes.diagnose_tree import fold as fold_tree
 from ftdash.tui.widgets.groups import GroupTable, fold
 from ftdash.tui.widgets.stack import StackView
+from ftdash.tui.widgets.verdict import facts_of
 from tests.support import screens
 from tests.support.screens import HOSTILE, StillFeed, cockpit, screen_text, until
 from tests.support.stacks import IN_GATHER, IN_REWARD, agent, run_elsewhere, stack_of
@@ -291,6 +293,10 @@ async def test_each_cause_of_an_unseen_rank_stands_once_with_its_remedy(tmp_path
     user = (DumpFailure.OTHER_USER, "the process belongs to uid 1001", "sudo -u '#1001' ftdash diagnose")
     gone = (DumpFailure.GONE, "no process 4003", "look at its log")
     ranks = [refused(0, *yama), refused(1, *yama), refused(2, *user), refused(3, *gone)]
+    hooked = stack_of(4, IN_GATHER)
+    assert hooked.process is not None
+    hooked.process.source = "faulthandler"
+    ranks.append(hooked)
     assert [(one.ranks, one.kind) for one in refusals(ranks)] == [
         ((0, 1), DumpFailure.YAMA),
         ((2,), DumpFailure.OTHER_USER),
@@ -309,6 +315,7 @@ async def test_each_cause_of_an_unseen_rank_stands_once_with_its_remedy(tmp_path
         ):
             assert said in text
         assert "last heartbeat at step 12 in forward" in text
+        assert "stacks of rank 4 were written by their own hook" in text
 
 
 async def test_the_report_is_markdown_in_the_clipboard_and_in_a_file(tmp_path: Path, run: RunDir) -> None:
@@ -344,8 +351,7 @@ async def test_a_dead_run_is_diagnosed_by_itself_from_what_it_left(tmp_path: Pat
         assert "KeyError" in screen_text(app)
 
 
-@pytest.mark.parametrize("view", ["groups", "v", "c", "e"])
-async def test_foreign_text_is_never_markup(tmp_path: Path, run: RunDir, view: str) -> None:
+async def test_foreign_text_is_never_markup(tmp_path: Path, run: RunDir) -> None:
     frames = [Frame(text, f"/home/{text}/x.py", 3) for text in HOSTILE]
     ranks = tuple(stack_of(rank, frames) for rank in range(2))
     for one in ranks:
@@ -356,13 +362,13 @@ async def test_foreign_text_is_never_markup(tmp_path: Path, run: RunDir, view: s
     found = Look(diagnosis, (Sample(t=1.0, ranks=ranks),) * 2, code={0: HOSTILE[0]})
     async with diagnosing(tmp_path, run, watched(), (120, 50)) as (app, pilot):
         await show(pilot, found)
-        if view != "groups":
-            await pilot.press(view)
-        await pilot.pause()
-        text = screen_text(app)
-        assert "[rank0]" in text
-        assert "[/usr/bin/x]" in text
-        assert "\x1b" not in text
+        for key in ("", "v", "c", "e"):
+            await pilot.press(*key)
+            await pilot.pause()
+            text = screen_text(app)
+            assert "[rank0]" in text, key
+            assert "[/usr/bin/x]" in text, key
+            assert "\x1b" not in text, key
 
 
 async def test_the_whole_evidence_is_scrolled_and_the_stacks_come_back(tmp_path: Path, run: RunDir) -> None:
@@ -381,3 +387,11 @@ async def test_the_whole_evidence_is_scrolled_and_the_stacks_come_back(tmp_path:
         assert app.query_one(GroupTable).display
         await pilot.press("v")
         await until(pilot, lambda: app.query_one(StackTree).has_focus)
+
+
+def test_no_command_looks_at_a_process_of_a_run_that_has_ended() -> None:
+    commands = ("ssh gpu-b py-spy dump --native --pid 4001", "read the log of rank 1")
+    verdict = Verdict("lock", (Culprit(1, "gpu-b", 4001, "f (t.py:1)"),), 0.9, "rank 1 waits", next=commands)
+    assert [fact.text for fact in facts_of(verdict, {}) if fact.style == theme.ACCENT_BOLD] == list(commands)
+    ended = facts_of(verdict, {}, alive=False)
+    assert [fact.text for fact in ended if fact.style == theme.ACCENT_BOLD] == [commands[1]]

@@ -21,7 +21,7 @@ from textual.widgets import Input
 from ftdash.monitor import procs
 from ftdash.monitor.control import RankSignal
 from ftdash.monitor.diagnosis import procfs
-from ftdash.monitor.diagnosis.model import Diagnosis, RankEvidence, Sample, Verdict
+from ftdash.monitor.diagnosis.model import Culprit, Diagnosis, RankEvidence, Sample, Verdict
 from ftdash.monitor.diagnosis.rundata import rank_metas
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.rundir import Manifest, RunDir, RunError
@@ -33,6 +33,7 @@ from ftdash.tui.panes.diagnose import DiagnosePane
 from ftdash.tui.panes.diagnose_act import Act, ActScreen, choices
 from ftdash.tui.panes.diagnose_acting import Target, signal_rank
 from ftdash.tui.panes.diagnose_locals import LocalsScreen
+from ftdash.tui.panes.diagnose_restart import spec_of
 from ftdash.tui.widgets.stack import StackView
 from tests.support import screens
 from tests.support.live_runs import agent_pid, processes_of, read, start_run, wait_for, wait_until
@@ -105,6 +106,7 @@ async def eventually(pilot: Pilot[None], holds: Callable[[], bool], patience_s: 
         await pilot.pause()
 
 
+@pytest.mark.slow
 async def test_the_culprit_is_killed_once_its_number_was_typed(tmp_path: Path) -> None:
     with hanging(tmp_path) as run:
         state = read(run)
@@ -121,8 +123,10 @@ async def test_the_culprit_is_killed_once_its_number_was_typed(tmp_path: Path) -
             ended = wait_for(run, lambda now: now.state is RunPhase.FAILED)
             codes = {one.rank: one.code for one in ended.manifest.exits}
             assert codes[1] == -signal.SIGKILL
+        assert spec_of(run, ()).command[:3] == ("env", "-C", str(Path.cwd()))
 
 
+@pytest.mark.slow
 async def test_the_job_is_killed_with_everything_that_belongs_to_it(tmp_path: Path) -> None:
     with hanging(tmp_path) as run:
         async with diagnosing(tmp_path, run, read(run)) as (_, pilot):
@@ -241,6 +245,7 @@ async def test_locals_are_read_after_the_word_and_reach_the_disk_only_on_request
             assert secret not in screen_text(app)
 
 
+@pytest.mark.slow
 async def test_a_run_is_started_again_with_the_switches_in_its_environment(tmp_path: Path) -> None:
     with hanging(tmp_path) as run, contextlib.ExitStack() as cleanup:
         async with diagnosing(tmp_path, run, read(run)) as (app, pilot):
@@ -280,3 +285,50 @@ def test_a_stopped_rank_can_be_continued_and_a_stalled_save_says_that_it_is_vain
     found = choices(state, Target(1, 4001, "gpu-a"), Diagnosis(Verdict("stopped-rank")))
     assert found[0].act is Act.CONTINUE
     assert "stuck ranks never" in next(choice.what for choice in found if choice.act is Act.SAVE)
+
+
+async def test_the_culprits_node_is_left_out_when_its_job_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = Manifest(run="r5", name="r5", state="running", backend="slurm", world_size=2)
+    run = RunDir.create(manifest, tmp_path / "runs")
+    again = RunDir.create(Manifest(run="r6", name="r6", state="starting", backend="slurm"), tmp_path / "runs")
+    done: list[tuple[str, object]] = []
+
+    def resubmit(old: RunDir, *, exclude: list[str]) -> RunDir:
+        done.append(("submitted without", exclude))
+        return again
+
+    monkeypatch.setattr("ftdash.engine.launch.stop.stop", lambda old: done.append(("ended", old)))
+    monkeypatch.setattr("ftdash.engine.slurm.submit.resubmit", resubmit)
+    state = replace(screens.run_state(2), run="r5", manifest=manifest)
+    async with diagnosing(tmp_path, run, state) as (app, pilot):
+        verdict = Verdict("d-state", (Culprit(1, "gpu-b", 4001),), 0.9, "rank 1 sleeps in the kernel")
+        ranks = (stack_of(0, IN_GATHER), stack_of(1, IN_GATHER))
+        await show(pilot, Look(Diagnosis(verdict), (Sample(ranks=ranks),)), 1)
+        await pilot.press("k", "x")
+        asked = await type_words(pilot, "exclude gpu-b")
+        assert "type exclude gpu-b" in asked
+        await eventually(pilot, lambda: app.feed is not None and app.feed.run == again)
+    assert done == [("ended", run), ("submitted without", ["gpu-b"])]
+
+
+async def test_saving_stopping_and_killing_end_the_run_each_in_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir.create(Manifest(run="r7", name="r7", state="running"), tmp_path / "runs")
+    ended: list[tuple[RunDir, bool, float]] = []
+
+    def stop(asked: RunDir, *, save: bool, grace_s: float) -> set[int]:
+        ended.append((asked, save, grace_s))
+        return {77} if save else set()
+
+    monkeypatch.setattr("ftdash.engine.launch.stop.stop", stop)
+    async with diagnosing(tmp_path, run, screens.run_state(2)) as (app, pilot):
+        for key, words in (("t", "stop"), ("k", "kill job"), ("s", "save")):
+            await pilot.press("k", key)
+            await type_words(pilot, f"{words} it")
+            await pilot.press("k", key)
+            await type_words(pilot, words)
+        await until(pilot, lambda: "still alive: 77" in screen_text(app))
+    assert ended == [(run, False, 20.0), (run, False, 1.0), (run, True, 20.0)]

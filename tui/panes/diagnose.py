@@ -24,11 +24,19 @@ from ftdash.tui.messages import RunChosen
 from ftdash.tui.panes import diagnose_acting as acting
 from ftdash.tui.panes import diagnose_locals as locals_of
 from ftdash.tui.panes.base import Pane
-from ftdash.tui.panes.diagnose_act import LIVE, Act, ActScreen, choices, confirmation, signal_of
+from ftdash.tui.panes.diagnose_act import (
+    LIVE,
+    Act,
+    ActScreen,
+    choices,
+    confirmation,
+    culprit_hosts,
+    signal_of,
+)
 from ftdash.tui.panes.diagnose_acting import Acted, Target
 from ftdash.tui.panes.diagnose_compare import MovedTable
 from ftdash.tui.panes.diagnose_refusals import by_the_hook, refusals
-from ftdash.tui.panes.diagnose_restart import Restarted, restart
+from ftdash.tui.panes.diagnose_restart import Restarted, exclude, restart
 from ftdash.tui.panes.diagnose_tree import StackTree, python_frames
 from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.groups import GroupRow, GroupTable
@@ -124,14 +132,15 @@ class DiagnosePane(Pane):
         if state is None:
             return
         # A stall and a failure are examined once, by themselves; of a run that moves, what was kept is shown.
+        # Of a stall too, first: agents look earlier than a person comes, and before the timeout.
         hangs = sum(alert.code == HANG_CODE for alert in state.alerts)
         seen = (state.run, state.state, hangs)
         if seen == self._seen:
             return
         self._seen = seen
-        if state.state in (RunPhase.STALLED, RunPhase.FAILED):
-            self._start(How.KEPT if hangs else How.NOW)
-        elif self.look is None and state.state in LIVE:
+        if state.state is RunPhase.FAILED:
+            self._start(How.NOW)
+        elif state.state is RunPhase.STALLED or (self.look is None and state.state in LIVE):
             self._start(How.KEPT)
 
     def _forget(self) -> None:
@@ -182,6 +191,7 @@ class DiagnosePane(Pane):
         panel.show(
             look.diagnosis,
             confirmed=look.confirmed,
+            alive=self.run_state is None or self.run_state.state in LIVE,
             kept_at=look.taken if look.by_itself else 0.0,
             code=look.code,
             warnings=self._warnings(look),
@@ -384,7 +394,7 @@ class DiagnosePane(Pane):
             self.app.push_screen(SwitchesScreen(RESTART_SWITCHES), self._switches_chosen)
             return
         target = self.target()
-        label, words = confirmation(act, state, target)
+        label, words = confirmation(act, state, target, self.diagnosis)
 
         def confirmed(text: str) -> None:
             if text.strip() == words:
@@ -403,6 +413,9 @@ class DiagnosePane(Pane):
                 acting.send(feed.run, target, signal_of(act), self.post_message)
             return
         self.cockpit.notice(f"ending {feed.run.run_id}…")
+        if act is Act.EXCLUDE:
+            exclude(feed.run, culprit_hosts(self.diagnosis), self.post_message)
+            return
         grace_s = 1.0 if act is Act.KILL_JOB else 20.0
         acting.end(feed.run, self.post_message, save=act is Act.SAVE, grace_s=grace_s)
 
@@ -411,7 +424,7 @@ class DiagnosePane(Pane):
         if switches is None or feed is None or state is None:
             return
         run = feed.run
-        label, words = confirmation(Act.RESTART, state, None)
+        label, words = confirmation(Act.RESTART, state, None, None)
 
         def confirmed(text: str) -> None:
             if text.strip() == words:

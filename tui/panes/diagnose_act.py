@@ -33,6 +33,7 @@ class Act(StrEnum):
     STOP = "t"
     KILL_JOB = "k"
     RESTART = "d"
+    EXCLUDE = "x"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,31 @@ def choices(state: RunState, target: Target | None, diagnosis: Diagnosis | None)
             "" if state.manifest.backend == "local" else "only for a run that was started on this machine",
         ),
     ]
+    if state.manifest.backend == "slurm":
+        hosts = culprit_hosts(diagnosis)
+        found.append(
+            Choice(
+                Act.EXCLUDE,
+                f"exclude {', '.join(hosts)}" if hosts else "exclude the node",
+                "ends the job and submits it again without that node",
+                "" if hosts else "no culprit's node is known: d takes the stacks first",
+            )
+        )
     if diagnosis is not None and str(diagnosis.verdict.kind) == "stopped-rank":
         found.insert(0, Choice(Act.CONTINUE, f"continue {who}", f"SIGCONT: {where}", no_rank))
     return found
 
 
-def confirmation(act: Act, state: RunState, target: Target | None) -> tuple[str, str]:
+def culprit_hosts(diagnosis: Diagnosis | None) -> list[str]:
+    """The nodes of the culprits, sorted."""
+    if diagnosis is None:
+        return []
+    return sorted({culprit.host for culprit in diagnosis.verdict.culprits if culprit.host})
+
+
+def confirmation(
+    act: Act, state: RunState, target: Target | None, diagnosis: Diagnosis | None
+) -> tuple[str, str]:
     """The question with everything that will be hit, and the words to type."""
     run = f"{state.manifest.name or state.run}, {len(state.ranks)} ranks"
     if hosts := sorted({rank.host for rank in state.ranks}):
@@ -84,6 +104,7 @@ def confirmation(act: Act, state: RunState, target: Target | None) -> tuple[str,
         Act.STOP: "stop",
         Act.KILL_JOB: "kill job",
         Act.RESTART: "relaunch",
+        Act.EXCLUDE: " ".join(["exclude", *culprit_hosts(diagnosis)]),
         Act.KILL_RANK: f"kill {target.rank}" if target is not None else "",
         Act.CONTINUE: f"continue {target.rank}" if target is not None else "",
     }[act]

@@ -1,10 +1,10 @@
-"""Starts a run of this machine again with debug switches set, once its processes are gone."""
+"""Starts a run again once its processes are gone: here with debug switches, under Slurm without a node."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,22 +27,34 @@ class Restarted(Message):
 
 
 def restart(run: RunDir, switches: Sequence[str], post: Post) -> None:
-    """End the run and start it again, in a thread; answers with Restarted, or with Acted and the trouble."""
+    """End a run of this machine and start it again with the switches; answers as `_again` does."""
+    from ftdash.engine.launch.start import start
 
-    def restarting() -> None:
-        from ftdash.engine.launch.spec import LaunchError
-        from ftdash.engine.launch.start import start
-        from ftdash.engine.launch.stop import stop
+    def prepare() -> Callable[[], RunDir]:
+        return partial(start, spec_of(run, switches))
 
-        try:
-            spec = spec_of(run, switches)
-            if left := stop(run):
-                raise RunError(f"still alive: {', '.join(map(str, sorted(left)))}; not started again")
-            post(Restarted(start(spec)))
-        except (LaunchError, RunError, OSError) as error:
-            post(Acted(" ".join(str(error).split()), failed=True))
+    in_thread(lambda: _again(run, prepare, post))
 
-    in_thread(restarting)
+
+def exclude(run: RunDir, nodes: Sequence[str], post: Post) -> None:
+    """End a run under Slurm and submit it again without `nodes`; answers as `_again` does."""
+    from ftdash.engine.slurm.submit import resubmit
+
+    in_thread(lambda: _again(run, lambda: partial(resubmit, run, exclude=nodes), post))
+
+
+def _again(run: RunDir, prepare: Callable[[], Callable[[], RunDir]], post: Post) -> None:
+    """Prepare while the run lives, end it, start anew; posts Restarted, or Acted with the trouble."""
+    from ftdash.engine.launch.spec import LaunchError
+    from ftdash.engine.launch.stop import stop
+
+    try:
+        start = prepare()
+        if left := stop(run):
+            raise RunError(f"still alive: {', '.join(map(str, sorted(left)))}; not started again")
+        post(Restarted(start()))
+    except (LaunchError, RunError, OSError) as error:
+        post(Acted(" ".join(str(error).split()), failed=True))
 
 
 def spec_of(run: RunDir, switches: Sequence[str]) -> LaunchSpec:
@@ -79,13 +91,11 @@ def _own_command(manifest: Manifest, run: RunDir) -> LaunchSpec:
         raise RunError("the command held a secret, which is not stored: start it again by hand")
     command = list(manifest.command)
     if command[:2] != ["env", "-C"]:
-        try:
-            folder = os.readlink(f"/proc/{manifest.launcher_pid}/cwd")
-        except OSError:
-            raise RunError(
-                "its launcher is gone, and with it the folder it ran in: start it by hand"
-            ) from None
-        command = ["env", "-C", folder, *command]
+        if not manifest.directory:
+            raise RunError("run.json does not say in which folder it was started: start it again by hand")
+        if not Path(manifest.directory).is_dir():
+            raise RunError(f"{manifest.directory}, where it was started, is gone")
+        command = ["env", "-C", manifest.directory, *command]
     return LaunchSpec(
         command=tuple(command),
         steps=manifest.max_steps or None,

@@ -70,8 +70,11 @@ def place(culprits: Sequence[Culprit]) -> str:
     return f"  {theme.GLYPHS.dot}  ".join(parts)
 
 
-def facts_of(verdict: Verdict, code: Mapping[int, str]) -> list[Fact]:
-    """What the panel says below its first sentence, most useful first. `code` are source lines by rank."""
+def facts_of(verdict: Verdict, code: Mapping[int, str], *, alive: bool = True) -> list[Fact]:
+    """What the panel says below its first sentence, most useful first. `code` are source lines by rank.
+
+    Once the run has ended (`alive` False) no command is named that looks at a process of it.
+    """
     folded: dict[tuple[str, str], list[Culprit]] = {}
     for culprit in verdict.culprits:
         folded.setdefault((culprit.frame, culprit.why), []).append(culprit)
@@ -86,7 +89,9 @@ def facts_of(verdict: Verdict, code: Mapping[int, str]) -> list[Fact]:
             facts.append(Fact("why", why, theme.TEXT))
     if len(folded) > MOST_PLACES:
         facts.append(Fact("", f"and {len(folded) - MOST_PLACES} more places: see the groups", theme.DIM))
-    facts += labelled("type", verdict.next, theme.ACCENT_BOLD)
+    pids = {str(culprit.pid) for culprit in verdict.culprits if culprit.pid}
+    commands = [text for text in verdict.next if alive or pids.isdisjoint(text.split())]
+    facts += labelled("type", commands, theme.ACCENT_BOLD)
     facts += labelled("fix", [verdict.fix] if verdict.fix else [], theme.OK)
     facts += labelled("against", verdict.against, theme.WARN)
     return facts + labelled("for", [text for text in verdict.evidence if text != verdict.reason], theme.DIM)
@@ -138,6 +143,7 @@ class VerdictPanel(LineWidget):
         *,
         confirmed: bool,
         kept_at: float = 0.0,
+        alive: bool = True,
         code: Mapping[int, str] | None = None,
         warnings: Iterable[Fact] = (),
     ) -> None:
@@ -147,7 +153,7 @@ class VerdictPanel(LineWidget):
         """
         self.diagnosis = diagnosis
         verdict = diagnosis.verdict
-        facts = facts_of(verdict, code or {})
+        facts = facts_of(verdict, code or {}, alive=alive)
         cut = next((i for i, fact in enumerate(facts) if fact.label in ("against", "for")), len(facts))
         notices = labelled("note", diagnosis.notices, theme.DIM)
         self._facts = [*facts[:cut], *warnings, *facts[cut:], *notices]
