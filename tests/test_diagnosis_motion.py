@@ -172,3 +172,47 @@ def test_the_thread_that_keeps_a_rank_from_ending_is_shown() -> None:
     verdict = diagnose(samples).verdict
     assert verdict.kind is Kind.TEARDOWN
     assert "thread uploader: Uploader.run (/home/u/train.py:20)" in verdict.culprits[0].frame
+
+
+OWN_BARRIER = """
+def sync(store, folder, work):
+    while len(list(folder.glob("done-*"))) < 4:
+        time.sleep(0.1)
+    while store.add("here", 0) < 4:
+        time.sleep(0.1)
+    while not work.is_completed():
+        time.sleep(0.1)
+
+
+def stuck():
+    queue.get()
+"""
+
+
+def at_own_barrier(script: Path, line: int, busy: float, other: str = "stuck") -> list[Sample]:
+    """Ranks 0 to 2 sleep in the loop at `line`, rank 3 elsewhere; two looks."""
+    script.write_text(OWN_BARRIER)
+    samples = []
+    for t in (1000.0, 1005.0):
+        ranks = [look(n, t, [Frame("sync", str(script), line), MAIN, MODULE]) for n in range(3)]
+        ranks.append(
+            look(3, t, [Frame(other, str(script), 12), MAIN, MODULE], cpu_s=1.0 + busy * (t - 1000.0))
+        )
+        for evidence in ranks[:3]:
+            assert evidence.process is not None
+            evidence.process.proc.syscall = 230
+            evidence.process.proc.main_sleeps = int(10 * (t - 1000.0))
+        samples.append(Sample(t=t, ranks=tuple(ranks), expected=frozenset(range(4)), world_size=4))
+    return samples
+
+
+@pytest.mark.parametrize("line", [4, 6, 8], ids=["files", "store", "collective"])
+def test_a_rank_that_does_not_come_to_a_barrier_of_the_users_own_is_named(line: int, tmp_path: Path) -> None:
+    verdict = diagnose(at_own_barrier(tmp_path / "train.py", line, 0.0)).verdict
+    assert [culprit.rank for culprit in verdict.culprits] == [3], verdict
+
+
+@pytest.mark.parametrize("line", [4, 6, 8], ids=["files", "store", "collective"])
+def test_a_rank_at_work_is_waited_for_at_a_barrier_of_the_users_own(line: int, tmp_path: Path) -> None:
+    verdict = diagnose(at_own_barrier(tmp_path / "train.py", line, 0.9)).verdict
+    assert (verdict.kind, verdict.culprits) == (Kind.SLOW, ())

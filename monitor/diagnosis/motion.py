@@ -97,7 +97,7 @@ def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: fl
         return True
     reading = frames.read_threads(after.threads)
     woke = after.proc.main_sleeps - before.proc.main_sleeps >= _SLEEPS
-    return woke and reading.own is not None and not _only_waits(reading, reading)
+    return woke and reading.own is not None and not only_waits(reading, reading)
 
 
 def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
@@ -202,7 +202,7 @@ def _waits_for_workers(reading: Reading) -> bool:
     return bool(reading.names & knowledge.WORKER_POLLS)
 
 
-def _only_waits(first: Reading, second: Reading) -> bool:
+def only_waits(first: Reading, second: Reading) -> bool:
     """Whether the user's lines stand in a loop that waits until something holds, or in a lock's own poll."""
     if first.wait is second.wait is Wait.LOCK:
         return True
@@ -216,6 +216,11 @@ def _only_waits(first: Reading, second: Reading) -> bool:
             return False
         callee = frame.short
     return False
+
+
+def stays(first: Reading, second: Reading) -> bool:
+    """Whether the user's innermost function was the same at both looks, in a loop that only waits."""
+    return _same_own_function(first, second) and only_waits(first, second)
 
 
 def _paces_itself(before: Reading, reading: Reading, *, to_an_end: bool = False) -> bool:
@@ -253,11 +258,13 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True  # others than those that it waits for may well be at work
     if not motion.busy and _waits_for_workers(second):
         return False  # its workers are what would move
-    if not motion.busy and _same_own_function(first, second) and _only_waits(first, second):
+    if not motion.busy and _same_own_function(first, second) and only_waits(first, second):
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
-    wakes = motion.sleeps >= _SLEEPS and second.blocked_by is None and second.wait in _AT_WORK
-    if slow_phase and (motion.written_bytes or motion.busy or wakes or motion.stack_changed):
+    by_itself = second.blocked_by is None  # a few bytes may be of a heartbeat beside a main thread that waits
+    wakes = motion.sleeps >= _SLEEPS and by_itself and second.wait in _AT_WORK
+    writes = by_itself and motion.written_bytes > 0
+    if slow_phase and (writes or motion.busy or wakes or motion.stack_changed):
         return True
     if not motion.counted:
         return motion.stack_changed

@@ -18,7 +18,7 @@ _RANK_NAME = re.compile(
     r"\b\w*(?:rank|is_main|main_process|world_process_zero|process_index|master|is_first)\w*", re.I
 )
 _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|num_keys|queue_pop)\(", re.I)
-_RAW_WAIT = re.compile(r"\.(?:wait|synchronize)\(|\.(?:item|cpu|tolist|numpy)\(\)")
+_RAW_WAIT = re.compile(r"\.(?:wait|synchronize|is_completed)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
 _LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
 
@@ -229,6 +229,16 @@ def _asked(loop: _Loop) -> set[ast.AST]:
         ):
             asked.update(ast.walk(item.value))
     return asked
+
+
+@lru_cache(maxsize=4096)
+def asked_in_loop(frame: Frame) -> str:
+    """The text of what a loop that only waits asks before it ends; "" where a line stands in no such loop."""
+    loop = _innermost_loop(frame)
+    if loop is None or not polls(frame):
+        return ""
+    queries = [node.value for node in ast.walk(loop) if isinstance(node, ast.Assign)]
+    return " ".join(ast.unparse(node) for node in (*_conditions(loop), *queries))
 
 
 def _conditions(loop: _Loop) -> list[ast.expr]:

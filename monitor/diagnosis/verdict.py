@@ -423,9 +423,34 @@ def _slow(working: Sequence[View], waiting: Sequence[View], *, guess: bool = Fal
     )
 
 
+def _not_where_others_poll(readable: Sequence[View]) -> Verdict | None:
+    """Most ranks ask again and again at one line, a barrier of the user's own; the others have not come."""
+    polls = [(view, own.name, own.file) for view in readable if view.polls and (own := view.reading.own)]
+    if not polls:
+        return None
+    place = Counter(item[1:] for item in polls).most_common(1)[0][0]
+    polling = [view for view, *where in polls if tuple(where) == place]
+    rest = [view for view in readable if view not in polling]
+    if not rest or len(rest) >= len(polling):
+        return None
+    stuck = [view for view in rest if not view.progresses and not view.motion.moved]
+    if not stuck:
+        return _slow(rest, polling)
+    why = f"rank {ranks_of(polling)} asks again and again{place_of(polling[0])}, and it does not come there"
+    return Verdict(
+        _outside_kind(stuck[0]),
+        tuple(view.culprit(why) for view in stuck),
+        0.7,
+        f"rank {ranks_of(stuck)} does not come to where rank {ranks_of(polling)} waits",
+        (describe(stuck[0]), describe(polling[0])),
+    )
+
+
 def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> Verdict:
     """No rank is held in a collective throughout (or those that are see others moving in theirs)."""
     readable = [view for view in seen if view.has_stack]
+    if two and not waiting and (verdict := _not_where_others_poll(readable)):
+        return verdict
     if two and not waiting:
         frozen = [
             view

@@ -20,6 +20,7 @@ from ftdash.monitor.diagnosis.model import (
 from ftdash.monitor.diagnosis.motion import Motion
 
 FUTEX_SYSCALL = 202
+_SLEEPING = (230, 35)  # clock_nanosleep, nanosleep
 _FED_BY_A_THREAD = frozenset({"get", "join", "result", "wait", "_wait_for_tstate_lock"})
 _DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
 
@@ -34,6 +35,7 @@ class View:
     motion: Motion
     wait: Wait
     text: str = ""  # the user's source line, where it can be read
+    polls: bool = False  # it stands in a loop that only waits, at both looks
     context: Phase = Phase.UNKNOWN  # the surrounding phase, without what all ranks have in common
 
     @property
@@ -75,6 +77,8 @@ class View:
         """In a collective, and not seen to leave it or to work inside of it."""
         if self.wait not in frames.IN_COLLECTIVE:
             return False
+        if self.polls:
+            return True
         return not (self.motion.known and self.motion.moved)
 
     @property
@@ -181,13 +185,23 @@ def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
     own_deepest = reading.telling is not None and frames.origin(reading.telling) is Origin.OWN
     if reading.wait is not Wait.OWN or reading.blocked_by is not None or not own_deepest:
         return reading.wait
-    if evidence.proc.syscall == 230 or "nanosleep" in evidence.proc.wchan:
+    if evidence.proc.syscall in _SLEEPING or "nanosleep" in evidence.proc.wchan:
         return Wait.OWN
     if source.says_store(text):
         return Wait.STORE
     if source.says_collective(text):
         return Wait.IMPLICIT
     return Wait.OWN
+
+
+def _asked(reading: Reading, started: float) -> Wait:
+    """What the user's own loop asks for again and again: a key of the store, a collective's end."""
+    if reading.wait is not Wait.OWN or reading.own is None or not source.line_text(reading.own, started):
+        return Wait.OWN
+    text = source.asked_in_loop(reading.own)
+    if source.says_store(text):
+        return Wait.STORE
+    return Wait.IMPLICIT if source.says_collective(text) else Wait.OWN
 
 
 def _common_functions(ranks: Sequence[RankEvidence]) -> frozenset[tuple[str, str]]:
@@ -215,11 +229,15 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
             reading = before
         started = evidence.process.started if evidence.process else 0.0
         text = source.line_text(reading.own, started)
+        moved = motion.measure(old, evidence)
         wait = _corrected(reading, text, evidence)
+        if wait is Wait.OWN:
+            wait = _asked(reading, started)
+        polls = not moved.busy and motion.stays(before, reading)
         context = reading.context
         if common and context:
             context = frames.context_without(evidence.threads, common)
-        views.append(View(evidence, reading, before, motion.measure(old, evidence), wait, text, context))
+        views.append(View(evidence, reading, before, moved, wait, text, polls, context))
     return views
 
 
