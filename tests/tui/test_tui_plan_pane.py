@@ -125,6 +125,14 @@ async def test_a_pinned_plan_stands_beside_the_new_one(tmp_path: Path) -> None:
         assert pane.plan == pinned
 
 
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
+async def test_a_tall_screen_shows_every_input(tmp_path: Path, size: tuple[int, int]) -> None:
+    async with cockpit(tmp_path, pane="plan", size=size) as (app, pilot):
+        await until(pilot, lambda: bool(app.query("#in-pcie")))
+        names = {control.name for control in pane_of(app).query(".control")}
+        assert names == set(Plan.__dataclass_fields__) - {"config"}
+
+
 async def test_two_plans_are_compared_side_by_side(tmp_path: Path) -> None:
     async with cockpit(tmp_path, pane="plan", size=(100, 50)) as (app, pilot):
         pane = pane_of(app)

@@ -116,7 +116,6 @@ class PlanPane(Pane):
 
     def on_mount(self) -> None:
         self.evaluate()
-        self.set_timer(MORE_AFTER_S, self._more_where_room)
 
     async def _more_where_room(self) -> None:
         """A tall screen shows all inputs, once the first ones are there."""
@@ -216,6 +215,7 @@ class PlanPane(Pane):
     def fitted(self) -> None:
         if self.size.width:
             self._show_neighbours_soon()
+            self.set_timer(MORE_AFTER_S, self._more_where_room)
 
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:

@@ -110,7 +110,7 @@ def more_controls(plan: Plan) -> list[Control]:
         Slider("cp", "Context", POWERS[:7], plan.cp, fmt=_whole, log=True),
         Slider("pp", "Pipeline", POWERS[:7], plan.pp, fmt=_whole, log=True),
         Choice("pp_schedule", "Schedule", _options(PipelineSchedule), plan.pp_schedule),
-        Slider("virtual_stages", "Virtual stages", POWERS[:5], plan.virtual_stages, fmt=_whole, log=True),
+        Slider("virtual_stages", "Virt. stages", POWERS[:5], plan.virtual_stages, fmt=_whole, log=True),
         Slider("micro_batches", "In pipeline", degrees, plan.micro_batches or 0, fmt=_auto),
         Slider("ep", "Expert par.", POWERS[:8], plan.ep, fmt=_whole, log=True),
         Choice(
