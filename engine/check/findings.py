@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
-Change = tuple[tuple[str, Any], ...]  # fields of a plan or of a launch, and the values they get
+from ftdash.engine.configs.remedies import Change
+
+__all__ = ["Change", "Finding", "Severity", "error", "note", "warning"]
 
 
 class Severity(StrEnum):

@@ -10,7 +10,7 @@ from ftdash.engine.configs.refusals import refusal
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import Checkpointing, Method, Offload, Plan, Precision, Strategy
 
-Change = tuple[tuple[str, Any], ...]
+Change = tuple[tuple[str, Any], ...]  # fields of a plan or of a launch, and the values they get
 MOST_CHANGES = 6
 
 
