@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -58,6 +59,7 @@ class Agent:
         self._file = NodeFile(run.node_file(self.host))
         self._sampler = RankSampler(run)
         self._hangs = HangWatch(run, self.host, alone=self.nodes == 1)
+        self._links: dict[Path, str] = {}  # made by us: looked up once, not again and again on a shared disk
         self._signals: list[int] = []
         self._ending: Ending | None = None
         self._stop_reason = ""
@@ -188,10 +190,11 @@ class Agent:
                 with contextlib.suppress(OSError):
                     target = os.readlink(f"/proc/{watched.process.pid}/fd/{fd}")
                     inside = os.path.relpath(target, self.run.logs)
-                    if inside.startswith("..") or (link.is_symlink() and os.readlink(link) == inside):
+                    if inside.startswith("..") or self._links.get(link) == inside:
                         continue
                     link.unlink(missing_ok=True)
                     link.symlink_to(inside)
+                    self._links[link] = inside
 
     def _record_exit(self, watched: Watched) -> None:
         process = watched.process

@@ -1,4 +1,4 @@
-"""A synthetic cluster of 1,024 ranks at 1 Hz: reading, judging and alerting, in percent of a core and MiB."""
+"""A synthetic cluster of 1,024 ranks at 1 Hz in percent of a core and MiB, and what a real node writes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.replay import Replay
+from tests.bench import operations
 from tests.support.cluster import START_T, Cluster
 
 RANKS = 1_024
@@ -64,6 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         follow(Path(folder))
         replay(Path(folder))
+    operations.main()
 
 
 if __name__ == "__main__":

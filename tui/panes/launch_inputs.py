@@ -114,7 +114,7 @@ def show_site(pane: Widget, seen: SiteSeen) -> None:
     )
     if others:
         partition.empty += f"; also {fmt.clean(others)}"
-    partition.refresh()
+    partition.redraw()
 
 
 def job_text(wanted: Wanted, seen: SiteSeen | None = None) -> Text:
