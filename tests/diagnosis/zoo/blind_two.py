@@ -239,7 +239,7 @@ def prints_to_a_stopped_pager():
     for step in range(1000):
         dist.all_reduce(torch.ones(4))
         if RANK == 0:
-            if step > 10:
+            if step > 3:
                 ready()
             print(f"step {step}", torch.randn(400).tolist(), flush=True)  # named
         else:

@@ -52,16 +52,20 @@ def one_rank_three_times_slower():
 
 
 def compiles_its_first_step():
-    """Every rank compiles a long model, with a collective only at the end of the first backward."""
+    """Every rank compiles a model block by block, with a collective only at the end of the first backward."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(FOLDER / f"inductor-{RANK}")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     join()
-    layers = []
-    for width in range(16, 256):
-        layers += [torch.nn.Linear(width, width + 1), torch.nn.LayerNorm(width + 1), torch.nn.GELU()]
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 10_000
+    blocks = []
+    for width in range(16, 216):
+        block = torch.nn.Sequential(
+            torch.nn.LayerNorm(width), torch.nn.GELU(), torch.nn.Linear(width, width + 1)
+        )
+        blocks.append(torch.compile(block, dynamic=False))
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*blocks))
     ready()
-    torch.compile(model)(torch.randn(4, 16)).sum().backward()
+    model(torch.randn(4, 16)).sum().backward()
 
 
 def evaluates_by_generating():
@@ -80,11 +84,10 @@ def evaluates_by_generating():
     )
     model = Qwen3ForCausalLM(config).eval()
     answers = []
-    for number in range(10_000):
+    ready()
+    for _ in range(10_000):
         prompt = torch.randint(2, 64, (2, 8))
         answers.append(model.generate(prompt, do_sample=True, min_new_tokens=800, max_new_tokens=800))
-        if number == 0:
-            ready()
     dist.all_gather_object([None] * dist.get_world_size(), len(answers))
 
 
@@ -96,18 +99,23 @@ def tokenizes_first_on_main():
     accelerator = Accelerator(cpu=True)
     accelerator.wait_for_everyone()
     datasets.disable_progress_bars()
-    data = datasets.Dataset.from_dict({"text": ["a line of words and numbers " * 40] * 1_000_000})
-    counts = {}
+    data = datasets.Dataset.from_dict({"text": ["a line of words and numbers " * 40] * 30_000})
 
-    def tokenize(rows):
-        ids = []
-        for text in rows["text"]:
-            ids.append([counts.setdefault(piece, len(counts)) for piece in text.split(" ")])
+    def tokenize(row):
+        ids = list(row["text"].encode())
+        for merge in range(100):
+            kept = ids[:1]
+            for piece in ids[1:]:
+                if kept[-1] ^ piece == merge:
+                    kept[-1] = 256 + merge
+                else:
+                    kept.append(piece)
+            ids = kept
         return {"input_ids": ids}
 
     ready()
     with accelerator.main_process_first():
-        data.map(tokenize, batched=True, batch_size=500, num_proc=2, remove_columns=["text"])
+        data.map(tokenize, num_proc=2)
 
 
 def syncs_a_big_checkpoint():
