@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,17 @@ import pytest
 from ftdash.monitor import liveness
 from ftdash.monitor.agent.evidence import HangWatch
 from ftdash.monitor.agent.vigil import BEFORE_TIMEOUT, Vigil
-from ftdash.monitor.diagnosis import incident
+from ftdash.monitor.diagnosis import incident, live
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Verdict, encode_rank
+from ftdash.monitor.diagnosis.model import (
+    FlightDump,
+    FlightEntry,
+    ProcessEvidence,
+    RankEvidence,
+    Verdict,
+    encode_rank,
+)
+from ftdash.monitor.diagnosis.ras import RasLost, RasReport
 from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, Event, RankSample
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase
@@ -259,6 +268,26 @@ def test_an_agent_that_cannot_take_evidence_says_so(tmp_path: Path, monkeypatch:
     node.pass_s(60, moving=True)
     (event,) = node.pass_s(60, moving=False)
     assert "No space left" in event.text
+
+
+def test_what_else_was_known_then_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path)
+    report = RasReport(lost=(RasLost(7, "here"),))
+    dump = FlightDump(rank=0, entries=[FlightEntry(group="0", seq=3, op="all_reduce")])
+    monkeypatch.setattr(
+        live, "add_rest", lambda one: replace(one, ras=report, kernel=("kernel: Xid 79",), flight=(dump,))
+    )
+    monkeypatch.setattr(incident, "dump_ranks", lambda ranks: [RankEvidence(rank=r, t=1.0) for r, _ in ranks])
+    folder, _ = incident.take(
+        run, [(0, 1), (1, 2)], host="here", quiet_s=40.0, timeout_s=60.0, interval_s=0.0
+    )
+    kept = incident.kept(run)
+    assert kept is not None
+    last = kept.samples[-1]
+    assert (last.ras, last.kernel) == (report, ("kernel: Xid 79",))
+    assert [entry.seq for entry in last.flight[0].entries] == [3]
+    (folder / "flight.json").write_bytes(b"{broken")
+    assert incident.kept(run).samples[-1].flight == ()  # type: ignore[union-attr]
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 stacks/watch-<time>-<host>/first/rank-<R>.json
 stacks/watch-<time>-<host>/second/rank-<R>.json   some seconds later
+stacks/watch-<time>-<host>/flight.json            flight recorders, where ranks have a worker server
 stacks/watch-<time>-<host>/incident.json          what the agent knew; `over` once the run moved again
 """
 
@@ -11,7 +12,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -20,12 +21,22 @@ from ftdash.monitor.beat import read_beat
 from ftdash.monitor.diagnosis import live, weigh
 from ftdash.monitor.diagnosis.collect import dump_ranks
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import Beat, RankEvidence, Sample, Verdict, decode_rank, encode_rank
+from ftdash.monitor.diagnosis.model import (
+    Beat,
+    FlightDump,
+    RankEvidence,
+    Sample,
+    Verdict,
+    decode_rank,
+    encode_rank,
+)
+from ftdash.monitor.diagnosis.ras import RasReport
 from ftdash.monitor.rundir import RunDir, safe_name, write_atomic
 
 AT_WORK = frozenset({Kind.SLOW, Kind.HEALTHY})
 _PREFIX = "watch-"
 _NOTE = "incident.json"
+_FLIGHT = "flight.json"
 _LOOKS = ("first", "second")
 _TOGETHER_S = 180.0  # the agents of all nodes notice one hang within this time
 _MAX_DUMP_BYTES = 32 << 20
@@ -43,6 +54,8 @@ class Incident(msgspec.Struct, omit_defaults=True, kw_only=True):
     reason: str = ""
     over: bool = False  # the run moved again
     log_bytes: dict[str, int] = {}  # size of each log then: what came later is the cascade
+    ras: RasReport | None = None
+    kernel: tuple[str, ...] = ()
 
     @property
     def working(self) -> bool:
@@ -87,6 +100,9 @@ def take(
         samples.append(Sample(t=time.time(), ranks=tuple(found), expected=frozenset(r for r, _ in ranks)))
         if number == 0:
             time.sleep(max(0.0, before + interval_s - time.monotonic()))
+    samples[-1] = last = live.add_rest(samples[-1])
+    if last.flight:
+        write_atomic(folder / _FLIGHT, msgspec.json.encode(last.flight))
     verdict = weigh.diagnose(samples).verdict
     _write(
         folder,
@@ -98,6 +114,8 @@ def take(
             kind=str(verdict.kind),
             reason=verdict.reason,
             log_bytes=_log_sizes(run),
+            ras=last.ras,
+            kernel=last.kernel,
         ),
     )
     return folder, verdict
@@ -172,9 +190,27 @@ def kept(run: RunDir, since: float = 0.0) -> Kept | None:
         return None
     last = found[-1][1]
     together = [(folder, item) for folder, item in found if last.t - item.t <= _TOGETHER_S]
-    samples = tuple(_joined(folder / name for folder, _ in together) for name in _LOOKS)
+    samples = [_joined(folder / name for folder, _ in together) for name in _LOOKS]
+    samples = [sample for sample in samples if sample.ranks]
     lead = next((item for _, item in together if not item.working), last)
-    return Kept(lead, tuple(sample for sample in samples if sample.ranks))
+    if samples:
+        samples[-1] = replace(
+            samples[-1],
+            flight=tuple(dump for folder, _ in together for dump in _flight(folder)),
+            ras=next((item.ras for _, item in together if item.ras), None),
+            kernel=tuple(dict.fromkeys(line for _, item in together for line in item.kernel)),
+        )
+    return Kept(lead, tuple(samples))
+
+
+def _flight(folder: Path) -> list[FlightDump]:
+    path = folder / _FLIGHT
+    try:
+        if path.stat().st_size > _MAX_DUMP_BYTES:
+            return []
+        return msgspec.json.decode(path.read_bytes(), type=list[FlightDump])
+    except (OSError, msgspec.DecodeError):
+        return []
 
 
 def _joined(folders: Iterable[Path]) -> Sample:

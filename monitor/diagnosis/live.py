@@ -117,19 +117,19 @@ def sample_processes(
     second = add_native(second)
     if _all_in_calls(second):
         add_calls(second.ranks)
-    second = replace(
-        second,
-        flight=flight_dumps([(trainer.rank, trainer.pid) for trainer in trainers]),
-        ras=ras.ask(_ras_addresses(trainers)),
+    return [first, add_rest(second)]
+
+
+def add_rest(sample: Sample) -> Sample:
+    """The sample with what can be asked beside stacks: worker servers, NCCL's RAS, the kernel's log."""
+    pids = [(evidence.rank, evidence.pid) for evidence in sample.ranks if evidence.pid]
+    told = {procfs.environment(pid).get(ras.ADDRESS_ENV, "") for _, pid in pids[:8]} - {""}
+    return replace(
+        sample,
+        flight=flight_dumps(pids),
+        ras=ras.ask(sorted(told) or [f"localhost:{ras.PORT}"]),
         kernel=kernel_lines(),
     )
-    return [first, second]
-
-
-def _ras_addresses(trainers: Sequence[Trainer]) -> list[str]:
-    """Where NCCL's RAS may answer: what the ranks were told, else its own port."""
-    told = {procfs.environment(trainer.pid).get(ras.ADDRESS_ENV, "") for trainer in trainers[:8]} - {""}
-    return sorted(told) or [f"localhost:{ras.PORT}"]
 
 
 def _all_in_calls(sample: Sample) -> bool:

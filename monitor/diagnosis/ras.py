@@ -10,7 +10,6 @@ import re
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -45,8 +44,7 @@ class RasLost(msgspec.Struct, frozen=True, omit_defaults=True):
     node: str
 
 
-@dataclass(frozen=True, slots=True)
-class RasReport:
+class RasReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """`behind` are ranks that have launched fewer operations than others of their communicator."""
 
     behind: tuple[RasRank, ...] = ()

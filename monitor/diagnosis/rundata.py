@@ -70,6 +70,9 @@ def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) 
     limit = known_timeout(run, [meta.pid for meta in here])
     if elsewhere and not ended:
         samples = _ask_agents(run, manifest, metas, quick=quick, reach=reach)
+        if here and not quick:
+            asked = live.add_rest(samples[-1])
+            samples[-1] = replace(samples[-1], ras=asked.ras, kernel=asked.kernel)
         gpus.join(run, samples[-1].ranks)
     elif here and not ended:
         samples = live.sample_processes([meta.pid for meta in here], quick=quick, beats=run.telemetry)
@@ -170,7 +173,8 @@ def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
             notices.append(f"how it ended then: {manifest.reason}")
         logs = _logs(run, manifest, hang.incident.log_bytes)
         samples = [replace(sample, world_size=manifest.world_size) for sample in hang.samples]
-        last = replace(samples[-1], flight=tuple(dumps), logs=logs, notices=tuple(notices))
+        flight = tuple(dumps) or samples[-1].flight
+        last = replace(samples[-1], flight=flight, logs=logs, notices=tuple(notices))
         return [*samples[:-1], last]
     logs = _logs(run, manifest)
     if manifest.first_failing_rank is not None:
