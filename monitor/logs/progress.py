@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from ftdash.monitor.logs.lines import strip_ansi
+from ftdash.monitor.logs.memory import LoggedMemory, parse_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,15 +203,18 @@ class ProgressFollower:
 
     def __init__(self) -> None:
         self.latest = Progress()
+        self.memory: LoggedMemory | None = None  # as last printed
         self._counted: tuple[int, int] | None = None  # step and tokens of the newest counter line
         self._tokens_per_step: float | None = None
         self.hidden_nan = False  # a gradient norm was not finite while the printed loss was
 
     def feed(self, line: str) -> bool:
         """Take one line; True when it told something."""
+        if memory := parse_memory(line):
+            self.memory = memory.over(self.memory) if self.memory is not None else memory
         found = parse(line)
         if found is None or (found.source == "tqdm" and _OTHER_BARS.search(line)):
-            return False
+            return memory is not None
         if found.grad_norm is not None and not math.isfinite(found.grad_norm):
             self.hidden_nan = self.hidden_nan or (found.loss is not None and math.isfinite(found.loss))
         source = found.source if found.source != "tqdm" else self.latest.source or "tqdm"

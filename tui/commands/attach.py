@@ -7,8 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ftdash.engine.slurm.queue import MIN_INTERVAL_S
 from ftdash.monitor.attach.watch import Attached, JobView, RankView, Watcher
+from ftdash.monitor.logs.memory import LoggedMemory
 from ftdash.monitor.logs.progress import ProgressFollower
 from ftdash.monitor.nvml import sample_gpus, sampler
 from ftdash.monitor.wording import gib
@@ -134,6 +137,7 @@ def _progress_json(progress: ProgressFollower | None) -> dict[str, Any]:
         "step_s": latest.step_s if latest else None,
         "log_format": latest.source if latest else "",
         "hidden_nan": progress.hidden_nan if progress else False,
+        "logged_memory": msgspec.to_builtins(progress.memory) if progress and progress.memory else None,
     }
 
 
@@ -177,6 +181,8 @@ def attached_lines(seen: Attached) -> list[str]:
             lines.append(f"  first failure: {view.first_failure}")
         if view.gpu_fault:
             lines.append(f"  GPU: {view.gpu_fault}")
+        if view.progress and view.progress.memory:
+            lines.append(f"  memory: {_memory_words(view.progress.memory)}")
         lines += [_rank_line(rank) for rank in view.ranks]
     return [*lines, *(f"note: {notice}" for notice in seen.notices)]
 
@@ -192,6 +198,19 @@ def _job_line(view: JobView) -> str:
         parts.append(f"{rate:,.0f} tokens/s")
     parts.append(f"log {view.log}" if view.log else view.log_why)
     return " · ".join([*parts, view.launcher or view.ranks[0].command])
+
+
+def _memory_words(memory: LoggedMemory) -> str:
+    """What the log says of torch's allocator and of the host."""
+    named = (
+        ("allocated", memory.allocated),
+        ("peak", memory.max_allocated),
+        ("reserved", memory.reserved),
+        ("reserved at most", memory.max_reserved),
+        ("host", memory.host_used),
+    )
+    said = [f"{name} {gib(size)}" for name, size in named if size is not None]
+    return f"{', '.join(said)}, as {memory.source} last logged"
 
 
 def _rank_line(rank: RankView) -> str:
