@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from typing import Annotated
 
 import msgspec
 
@@ -61,7 +62,7 @@ class LeanEvent(LeanRecord, tag="event"):
 
 
 lean_decoder = msgspec.json.Decoder(LeanStep | LeanExperts | LeanMeta | LeanEvent)
-_counts_decoder = msgspec.json.Decoder(list[int])
+_counts_decoder = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
 
 
 @dataclass(slots=True)
@@ -179,7 +180,10 @@ class Summary:
         for layer, found in newest_experts.items():
             known = summary.experts.get(layer)
             if known is None or known.step < found.step:
-                counts = _counts_decoder.decode(found.counts)
+                try:
+                    counts = _counts_decoder.decode(found.counts)
+                except (msgspec.MsgspecError, ValueError):
+                    continue
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
                 self._stale_layers.add(layer)
 

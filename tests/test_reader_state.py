@@ -162,6 +162,30 @@ def test_a_large_file_is_shown_at_once_and_its_history_comes_later_complete(tmp_
     assert not any("broken" in notice for notice in state.notices)
 
 
+def test_garbage_in_a_long_history_costs_no_other_record(tmp_path: Path) -> None:
+    run = running(tmp_path)
+    line = b'{"kind":"step","t":%d,"v":1,"step":%d,"loss":1.5,"tokens":7,"step_s":0.5}\n'
+    odd = (
+        b'{"kind":"experts","t":1,"step":9,"layer":0,"counts":"none"}\n'
+        b'{"kind":"experts","t":1,"step":9,"layer":1,"counts":[1,-5]}\n'
+        b'{"kind":"step","t":1,"step":"x"}\n\xff\xfe\n[[[[\n'
+        b'{"kind":"step","t":1,"step":-3,"loss":"text","tokens":1,"step_s":1}\n'
+    )
+    steps = 40_000
+    with open(run.rank_file(0), "wb") as handle:
+        for number_ in range(steps):
+            handle.write(line % (T0 + number_, number_))
+            if number_ % 1000 == 0:
+                handle.write(odd)
+    reader = RunReader(run, points=100)
+    state = reader.read_whole()
+    assert state.step == steps - 1
+    assert state.ranks[0].tokens == 7 * steps + steps // 1000
+    assert state.experts == ()
+    assert [point.step for point in state.points] == sorted({point.step for point in state.points})
+    assert any("broken lines skipped" in notice for notice in state.notices)
+
+
 def test_a_series_keeps_its_sums_however_often_it_merges() -> None:
     series = Series(16)
     for number_ in range(10_000):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 RUN_DIR_ENV = "FTDASH_RUN_DIR"
+WORKER_SERVER_ENV = "FTDASH_WORKER_SERVER"  # "1": torch's debug server, which tells the flight recorder
 FORMAT_VERSION = 1
 TIMED_PHASES = ("data", "forward", "backward", "optimizer")
 PAUSES = ("save", "eval")  # not part of a step's time
@@ -138,6 +139,8 @@ class Hook:
         stacks = self.run_dir / "stacks" / f"faulthandler-rank-{self.rank}.txt"
         self._stacks = process.dump_stacks_on_signal(stacks)
         process.allow_ptrace()
+        if os.environ.get(WORKER_SERVER_ENV) == "1":
+            self.serve(self.run_dir / "control")
         with contextlib.suppress(Exception):
             import torch
 
@@ -221,8 +224,8 @@ class Hook:
         self._reset_clock()
         values = {"loss": loss, "tokens": tokens, "grad_norm": grad_norm, "aux_loss": aux_loss}
         self._emit_step(record, {key: value for key, value in values.items() if value is not None}, step_s)
-        if self._counter is not None and self.step_number % self.expert_every == 0:
-            self._emit_experts()
+        if self._counter is not None:
+            self._count_experts()
         while self._unread and self._unread[0].event.query():
             self._finish_one()
         if self._beat is not None:
@@ -255,6 +258,13 @@ class Hook:
         columns = [torch.as_tensor(value).detach().reshape(()) for value in values.values()]
         stacked = torch.stack([column.to(device, torch.double, non_blocking=True) for column in columns])
         self._read_later(stacked, lambda host: finish(host.tolist()))
+
+    def _count_experts(self) -> None:
+        self._counter.add_up()
+        if self._counter.trouble:
+            self._tell("experts-uncounted", self._counter.trouble)
+        if self.step_number % self.expert_every == 0:
+            self._emit_experts()
 
     def _emit_experts(self) -> None:
         taken = self._counter.take()
@@ -340,8 +350,16 @@ class Hook:
         except Exception as error:
             self._fail("experts", error)
             return 0
+        if counter.trouble:
+            self._tell("experts-uncounted", counter.trouble)
         self._counter = counter if counter.layers else None
         return len(counter.layers)
+
+    def _tell(self, code: str, text: str) -> None:
+        """A warning, once."""
+        if code not in self._told:
+            self._told.add(code)
+            self.event("warning", code, text)
 
     def _fail(self, part: str, error: BaseException) -> None:
         if part not in self._told:
@@ -393,7 +411,7 @@ def _parameters(model: torch.nn.Module | None) -> dict[str, Any]:
         return {}
     from torch.distributed.tensor import DTensor
 
-    from ftdash.monitor.hook.experts import expert_count, find_routers
+    from ftdash.monitor.hook.experts import chosen_count, expert_count, find_routers
 
     total = trainable = sharded = 0
     for parameter in model.parameters():
@@ -410,5 +428,5 @@ def _parameters(model: torch.nn.Module | None) -> dict[str, Any]:
     if routers := [router for _, router in find_routers(model)]:
         found["moe_layers"] = len(routers)
         found["expert_count"] = expert_count(routers[0])
-        found["top_k"] = int(getattr(routers[0], "top_k", 0) or 0)
+        found["top_k"] = chosen_count(routers[0])
     return found
