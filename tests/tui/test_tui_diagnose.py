@@ -395,3 +395,15 @@ def test_no_command_looks_at_a_process_of_a_run_that_has_ended() -> None:
     assert [fact.text for fact in facts_of(verdict, {}) if fact.style == theme.ACCENT_BOLD] == list(commands)
     ended = facts_of(verdict, {}, alive=False)
     assert [fact.text for fact in ended if fact.style == theme.ACCENT_BOLD] == [commands[1]]
+
+
+async def test_another_run_brings_nothing_of_the_last_one(tmp_path: Path, run: RunDir) -> None:
+    async with diagnosing(tmp_path, run, watched()) as (app, pilot):
+        pane = await show(pilot, look_at({0: IN_GATHER, 1: IN_REWARD, 2: IN_GATHER, 3: IN_GATHER}))
+        assert "score_completions" in screen_text(app)
+        pane.show_run(replace(watched(), run="r9"), "")
+        await pilot.pause()
+        text = screen_text(app)
+        assert pane.target() is None
+        for gone in ("score_completions", "rank 1", "2 groups", "evidence 4 of 4"):
+            assert gone not in text

@@ -147,9 +147,12 @@ class DiagnosePane(Pane):
         self.look = self.before = self.shown_rank = None
         self._next_rank.clear()
         self._unfilled.clear()
-        for table in self._tables():
-            table.set_items([])
-        self.query_one(StackView).say("")
+        self.query_one(GroupTable).show((), {}, ())
+        self.query_one(StackTree).show((), ())
+        self.query_one(MovedTable).show({}, {})
+        stack = self.query_one(StackView)
+        stack.say("")
+        stack.border_title = "Stack"
         self.query_one(VerdictPanel).say("d takes the stacks of all ranks of this run")
 
     def _show_line(self) -> None:

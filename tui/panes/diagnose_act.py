@@ -58,6 +58,7 @@ def choices(state: RunState, target: Target | None, diagnosis: Diagnosis | None)
     saving = "a checkpoint at the end of this step"
     if state.state is RunPhase.STALLED:
         saving = "stuck ranks never come to the end of the step: 10 min, then stop"
+    again = "from the start" if state.manifest.plan is None else "from the last checkpoint"
     found = [
         Choice(Act.SAVE, "save and stop", saving, ended),
         Choice(Act.STOP, "stop the job", "SIGTERM to all ranks, SIGKILL after 20 s", ended),
@@ -66,7 +67,7 @@ def choices(state: RunState, target: Target | None, diagnosis: Diagnosis | None)
         Choice(
             Act.RESTART,
             "relaunch",
-            "with debug switches, from the last checkpoint",
+            f"with debug switches, {again}",
             "" if state.manifest.backend == "local" else "only for a run that was started on this machine",
         ),
     ]

@@ -86,6 +86,10 @@ class MovedTable(Grid):
 
     def show(self, before: Mapping[int, RankEvidence], after: Mapping[int, RankEvidence]) -> None:
         changes = compare(before, after)
+        if not changes:
+            self.border_title = "What moved"
+            self.set_items([])
+            return
         still = sum(len(change.ranks) for change in changes if change.moved is False)
         times = [max((one.t for one in dump.values()), default=0.0) for dump in (before, after)]
         span = fmt.duration(times[1] - times[0])

@@ -96,7 +96,9 @@ class StackTree(Grid):
         self.guilty = frozenset(guilty)
         lines = fold(evidence)
         leaves = sum(line.leaf for line in lines)
-        self.border_title = f"Stack tree  {leaves:,} different {'stack' if leaves == 1 else 'stacks'}"
+        self.border_title = "Stack tree"
+        if leaves:
+            self.border_title += f" {theme.GLYPHS.dot} {fmt.plural(leaves, 'different stack')}"
         self.set_items(lines)
         self.invalidate()
 

@@ -112,7 +112,9 @@ class GroupTable(Grid):
         rows = fold(self._groups, self._stacks, self._guilty, self._toggled)
         heads = [row for row in rows if not row.below]
         stacks = sum(row.stacks for row in heads)
-        self.border_title = f"Who is where {theme.GLYPHS.dot} {fmt.plural(len(heads), 'group')}"
+        self.border_title = "Who is where"
+        if heads:
+            self.border_title += f" {theme.GLYPHS.dot} {fmt.plural(len(heads), 'group')}"
         if stacks > len(heads):
             self.border_title += f", {stacks:,} stacks"
         self.set_items(rows)
