@@ -20,8 +20,8 @@ DEEPSPEED = (
     "        CA 17.5 GB         Max_CA 56 GB "
 )
 HOST = (
-    "[2026-03-01 10:00:00,124] [INFO] [utils.py:846:see_memory_usage] CPU Virtual Memory:  used = 1038.95 GB, "
-    "percent = 51.6%"
+    "[2026-03-01 10:00:00,124] [INFO] [utils.py:846:see_memory_usage] CPU Virtual Memory:  used = 1038.95 "
+    "GB, percent = 51.6%"
 )
 MEGATRON = (
     "[Rank 0] (after 10 iterations) memory (MB) | allocated: 12345.5 | max allocated: 23456.25 | "
