@@ -121,9 +121,8 @@ def _framework(row: Row) -> dict[str, object]:
         fields["untied_head"] = True  # `tie_embeddings` is empty in every config of its hub
         if not f["method"].startswith("full"):
             fields["lora_dropout"] = 0.05  # `lora_dropout` of its hub, and the default of finetune/lora.py
-    if "Megatron-Bridge" in row.source and f["model"].startswith("Moonlight"):
-        # moonlight_16b_pretrain_config: "precision-aware optimizer with bf16 gradients/moments"
-        fields |= {"optimizer": "adamw-bf16", "reduce_dtype": "bf16"}
+    if "Megatron-Bridge" in row.source:
+        fields |= _recipe(f)
     if "HF CE fp32 logits" in f["loss_impl"] and date < _TRANSFORMERS_UPCASTS_UNTIL:
         fields["loss"] = "upcast"
     if "fsdp_qlora" in row.source:
@@ -131,6 +130,17 @@ def _framework(row: Row) -> dict[str, object]:
     if found := re.search(r"LoRA dropout (0\.\d+)", f["notes"]):
         fields["lora_dropout"] = float(found.group(1))
     return fields
+
+
+def _recipe(f: dict[str, str]) -> dict[str, object]:
+    """What the recipe that a Megatron-Bridge measurement ran sets beyond the settings it repeats."""
+    if f["model"].startswith("Moonlight") and f["method"].startswith("full"):
+        # moonlight_16b_pretrain_config: "precision-aware optimizer with bf16 gradients/moments"
+        return {"optimizer": "adamw-bf16", "reduce_dtype": "bf16"}
+    if f["model"].startswith("Llama-3-") and "SFT" in f["method"]:
+        # scripts/performance/configs/llama/llama3_llm_finetune.py: grad_reduce_in_fp32 = False
+        return {"reduce_dtype": "bf16"}
+    return {}
 
 
 def _model(text: str) -> str:
