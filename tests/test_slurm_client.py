@@ -94,6 +94,44 @@ def test_old_and_new_sinfo_give_nodes_with_addresses_and_partitions() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("state", "flags", "said"),
+    [
+        ("idle", ["DRAIN"], "drained"),
+        (["IDLE", "DRAIN"], None, "drained"),
+        (["ALLOCATED", "DRAIN"], None, "draining"),
+        (["IDLE", "NOT_RESPONDING"], None, "idle, not responding"),
+        (["MIXED", "PLANNED"], None, "mixed, planned"),
+        (["DOWN", "DRAIN"], None, "down, drained"),
+        ("allocated", [], "allocated"),
+        (None, None, ""),
+    ],
+)
+def test_a_node_that_takes_no_job_is_not_called_idle(state: object, flags: object, said: str) -> None:
+    assert client.node_state(state, flags) == said
+    old = {"nodes": [{"name": "a", "state": state, "state_flags": flags, "partitions": ["p"]}]}
+    assert client.parse_nodes(json.dumps(old))[0].state == said
+
+
+def test_jobs_of_a_release_between_the_two_shapes_are_read() -> None:
+    entry = {
+        "job_id": 7,
+        "job_state": ["CANCELLED", "COMPLETING"],
+        "start_time": 1701983394,
+        "submit_time": {"set": True, "infinite": False, "number": 1701982989},
+        "time_limit": {"set": False, "infinite": True, "number": 0},
+        "node_count": {"set": True, "infinite": False, "number": 4},
+        "exit_code": {"return_code": 3, "status": "ERROR"},
+        "state_reason": "None",
+        "tres_alloc_str": "cpu=8,gres/gpu=32,gres/gpu:h100=32",
+        "restart_cnt": 2,
+    }
+    (job,) = client.parse_jobs(json.dumps({"jobs": [entry]}))
+    assert (job.state, job.is_over, job.started, job.submitted) == ("CANCELLED", True, 1701983394, 1701982989)
+    assert (job.time_limit_min, job.node_count, job.exit_code, job.gpus) == (None, 4, 3, 32)
+    assert (job.reason, job.restarts) == ("", 2)
+
+
 def test_a_controller_that_does_not_answer_is_an_error_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,27 @@ def word(value: Any) -> str:
     return str(value or "")
 
 
+def node_state(state: Any, flags: Any = None) -> str:
+    """A node's state in one or two words. Newer Slurm lists flags behind the state, older ones beside it.
+
+    A node that is idle and drains is drained: it takes no job.
+    """
+    words = [str(part).lower() for part in [*_as_list(state), *_as_list(flags)] if part]
+    base, more = (words[0], words[1:]) if words else ("", [])
+    if "drain" in more:
+        return "drained" if base == "idle" else "down, drained" if base == "down" else "draining"
+    if more and more[0] in ("not_responding", "no_respond"):
+        return f"{base}, not responding"
+    for flag in ("reserved", "maintenance", "planned", "completing", "powered_down", "powering_up"):
+        if flag in more:
+            return f"{base}, {flag.replace('_', ' ')}"
+    return base
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def exit_code(value: Any) -> int | None:
     """A job's exit code: a raw wait status until 22.05, an object with return_code later."""
     if isinstance(value, dict):
@@ -184,7 +205,7 @@ def parse_nodes(text: str | bytes) -> list[Node]:
             seen[name] = Node(
                 name=name,
                 address=addresses[index] if len(addresses) == len(names) else name,
-                state=word((group.get("node") or {}).get("state")).lower(),
+                state=node_state((group.get("node") or {}).get("state")),
                 partitions=tuple(dict.fromkeys((*(before.partitions if before else ()), partition))),
                 cpus=number((group.get("cpus") or {}).get("maximum")) or 0,
                 memory_mb=number((group.get("memory") or {}).get("maximum")) or 0,
@@ -198,7 +219,7 @@ def _node(entry: dict[str, Any]) -> Node:
     return Node(
         name=str(entry.get("name") or ""),
         address=str(entry.get("address") or entry.get("name") or ""),
-        state=word(entry.get("state")).lower(),
+        state=node_state(entry.get("state"), entry.get("state_flags")),
         partitions=tuple(entry.get("partitions") or ()),
         cpus=number(entry.get("cpus")) or 0,
         memory_mb=number(entry.get("real_memory")) or 0,
@@ -294,7 +315,7 @@ def nodes() -> list[Node]:
         Node(
             name=record.get("NodeName", ""),
             address=record.get("NodeAddr", ""),
-            state=record.get("State", "").lower(),
+            state=node_state(record.get("State", "").rstrip("*").split("+")),
             partitions=tuple(filter(None, record.get("Partitions", "").split(","))),
             cpus=int(record.get("CPUTot", "0") or 0),
             memory_mb=int(record.get("RealMemory", "0") or 0),
