@@ -31,9 +31,17 @@ def gigabytes(size: float) -> str:
 
 def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
     """What a plan runs into, beside what would make it fit or faster."""
-    plan, memory = s.plan, found.memory
-    for code, text in meshes.warnings(s.mesh, plan, s.gpu.has_nvlink):
+    for subject in (_mesh, _model, _backend, _adapters, _room, _gpu):
+        yield from subject(s, found)
+
+
+def _mesh(s: Setting, found: Prediction) -> Iterator[Advice]:
+    for code, text in meshes.warnings(s.mesh, s.plan, s.gpu.has_nvlink):
         yield Advice(code, text)
+
+
+def _model(s: Setting, found: Prediction) -> Iterator[Advice]:
+    plan = s.plan
     if s.sums.routed:
         yield from _moe_warnings(s, found)
     elif (
@@ -46,33 +54,32 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual "
             "answer",
         )
-    full = s.lora is None
-    if plan.strategy in FSDP_FAMILY and plan.grad_accum > 1 and full:
+    if s.shape.max_positions and plan.seq_len > s.shape.max_positions:
+        yield Advice(
+            "beyond-positions",
+            f"--seq-len {plan.seq_len}: {s.shape.name} was built for {s.shape.max_positions:,} positions; "
+            f"longer sequences need scaled rotary embeddings",
+        )
+
+
+def _backend(s: Setting, found: Prediction) -> Iterator[Advice]:
+    """What the strategy's own implementation does beside what the plan says."""
+    plan, memory = s.plan, found.memory
+    if plan.strategy in FSDP_FAMILY and plan.grad_accum > 1 and s.lora is None:
         extra = s.dtypes.compute * s.sums.total / s.mesh.tp / s.mesh.pp
         yield Advice(
             "accumulate-sharded",
             f"set sync_each_batch in accelerate: without it gradients stay unsharded between micro-steps, "
             f"{gigabytes(extra)} more a GPU",
         )
-    if plan.quant_storage == "uint8" and s.dtypes.quant is not None and plan.strategy in FSDP_FAMILY:
+    keeps_masters = plan.strategy in ZERO_FAMILY or plan.strategy is Strategy.MEGATRON
+    if plan.precision is Precision.BF16 and keeps_masters and plan.method is Method.FULL:
         yield Advice(
-            "uint8-not-sharded",
-            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
-            "every rank; bf16 storage shards them",
+            "fp32-masters",
+            f"{plan.strategy} keeps fp32 masters whatever the precision, 4 bytes a parameter over the ranks: "
+            f"with a small optimizer its states can be more than those of pure bf16 without it",
         )
-    if s.dtypes.pointwise > s.dtypes.compute:
-        yield Advice(
-            "kbit-upcast",
-            "prepare_model_for_kbit_training turns norms, embeddings and head to fp32, and with them the "
-            "activations between the linears: at long sequences QLoRA can need more than LoRA",
-        )
-    if any(name in ("embed_tokens", "lm_head") for name in plan.modules_to_save):
-        yield Advice(
-            "token-indices",
-            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the "
-            "new rows (not under ZeRO-3)",
-        )
-    if plan.strategy is Strategy.ZERO3 and not full:
+    if plan.strategy is Strategy.ZERO3 and s.lora is not None:
         whole = 2 * s.sums.total
         yield Advice(
             "save-gathers-base",
@@ -92,6 +99,38 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"buckets, gathered "
             f"parameters, activations and context do not shrink with more GPUs",
         )
+
+
+def _adapters(s: Setting, found: Prediction) -> Iterator[Advice]:
+    plan = s.plan
+    if unused := unused_adapter_flags(plan):
+        yield Advice(
+            "adapter-flags-unused",
+            f"{', '.join(unused)}: --method full trains no adapters; use --method lora or qlora",
+        )
+    if plan.quant_storage == "uint8" and s.dtypes.quant is not None and plan.strategy in FSDP_FAMILY:
+        yield Advice(
+            "uint8-not-sharded",
+            "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
+            "every rank; bf16 storage shards them",
+        )
+    if s.dtypes.pointwise > s.dtypes.compute:
+        yield Advice(
+            "kbit-upcast",
+            "prepare_model_for_kbit_training turns norms, embeddings and head to fp32, and with them the "
+            "activations between the linears: at long sequences QLoRA can need more than LoRA",
+        )
+    if any(name in ("embed_tokens", "lm_head") for name in plan.modules_to_save):
+        yield Advice(
+            "token-indices",
+            "modules_to_save trains whole copies of the embeddings; trainable_token_indices trains only the "
+            "new rows (not under ZeRO-3)",
+        )
+
+
+def _room(s: Setting, found: Prediction) -> Iterator[Advice]:
+    """How sure it is that the plan fits, and what the allocator has to do with it."""
+    memory = found.memory
     spread = spread_of(s)
     low, high = found.device_range
     if spread.why or (memory.fits and high > memory.capacity):
@@ -112,24 +151,18 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: the allocator holds {gigabytes(stranded)} "
             f"beyond the peak, part of which it can then reuse",
         )
+
+
+def _gpu(s: Setting, found: Prediction) -> Iterator[Advice]:
+    plan = s.plan
     if s.gpu.bf16_flops is None and plan.precision in (Precision.BF16, Precision.BF16_MIXED):
         yield Advice(
             "no-bf16-units",
             f"{s.gpu.name} has no bf16 units: PyTorch emulates bf16 far below the fp16 rate that is "
             f"planned here; use --precision fp16-mixed",
         )
-    keeps_masters = plan.strategy in ZERO_FAMILY or plan.strategy is Strategy.MEGATRON
-    if plan.precision is Precision.BF16 and keeps_masters and plan.method is Method.FULL:
-        yield Advice(
-            "fp32-masters",
-            f"{plan.strategy} keeps fp32 masters whatever the precision, 4 bytes a parameter over the ranks: "
-            f"with a small optimizer its states can be more than those of pure bf16 without it",
-        )
-    if unused := unused_adapter_flags(plan):
-        yield Advice(
-            "adapter-flags-unused",
-            f"{', '.join(unused)}: --method full trains no adapters; use --method lora or qlora",
-        )
+    if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
+        yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
     if not s.gpu.peer_to_peer and plan.pcie is None and slots_matter(found):
         yield Advice(
             "slots-assumed",
@@ -137,14 +170,6 @@ def warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"often give each half or less, and these cards talk through host memory; --pcie 3x8 says what "
             f"yours has",
         )
-    if s.shape.max_positions and plan.seq_len > s.shape.max_positions:
-        yield Advice(
-            "beyond-positions",
-            f"--seq-len {plan.seq_len}: {s.shape.name} was built for {s.shape.max_positions:,} positions; "
-            f"longer sequences need scaled rotary embeddings",
-        )
-    if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
-        yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
 
 
 def _moe_warnings(s: Setting, found: Prediction) -> Iterator[Advice]:
