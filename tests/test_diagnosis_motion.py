@@ -216,3 +216,28 @@ def test_a_rank_that_does_not_come_to_a_barrier_of_the_users_own_is_named(line: 
 def test_a_rank_at_work_is_waited_for_at_a_barrier_of_the_users_own(line: int, tmp_path: Path) -> None:
     verdict = diagnose(at_own_barrier(tmp_path / "train.py", line, 0.9)).verdict
     assert (verdict.kind, verdict.culprits) == (Kind.SLOW, ())
+
+
+@pytest.mark.parametrize(("busy", "culprits"), [(0.6, []), (0.0, [0])])
+def test_a_rank_that_waits_for_compile_workers_is_judged_by_them(busy: float, culprits: list[int]) -> None:
+    stack = [
+        Frame("result", "concurrent/futures/_base.py", 451),
+        Frame("AsyncCompile.wait", "torch/_inductor/async_compile.py", 500),
+        Frame("step", "/home/u/train.py", 12),
+        MODULE,
+    ]
+    samples = []
+    for t in (1000.0, 1005.0):
+        rank = look(0, t, stack)
+        assert rank.process is not None
+        worker = ProcState(state="R", cpu_s=1.0 + busy * (t - 1000.0), threads=1)
+        rank.process.children.append(ProcessEvidence(pid=900, t=t, proc=worker))
+        samples.append(
+            Sample(
+                t=t,
+                ranks=(rank, look(1, t, ALL_REDUCE), look(2, t, ALL_REDUCE)),
+                expected=frozenset(range(3)),
+            )
+        )
+    verdict = diagnose(samples).verdict
+    assert [culprit.rank for culprit in verdict.culprits] == culprits, verdict

@@ -283,8 +283,9 @@ def rank_evidence(
         for child in procfs.descendants(pid, kin)[:MAX_CHILDREN]:
             if procfs.state_letter(child) == "Z":
                 process.children.append(_failed(bare_evidence(child), permission.explain(child, "")))
-            elif is_helper(procfs.command_line(child)):
-                continue
+            elif is_helper(command := procfs.command_line(child)):
+                if any(_COMPILES in part for part in command):
+                    process.children.append(bare_evidence(child))  # its counters tell whether it works
             elif procfs.is_python(child):
                 process.children.append(dump_process(child, timeout_s=timeout_s))
             else:
@@ -295,9 +296,10 @@ def rank_evidence(
     )
 
 
+_COMPILES = "compile_worker"
 _HELPER_MARKS = (
     "resource_tracker",
-    "compile_worker",
+    _COMPILES,
     "semaphore_tracker",
     "tensorboard",
     "wandb-core",

@@ -235,7 +235,8 @@ COLLECTIVE_NATIVE = re.compile(
 WORKER_POLLS = frozenset({"iflatmap_unordered"})
 # Files whose functions talk with or wait for processes below this one.
 CHILD_FILE = re.compile(
-    r"(?:^|/)(?:multiprocessing|multiprocess|joblib|torch/multiprocessing|torch/utils/data|torchdata|datasets)/"
+    r"(?:^|/)(?:multiprocessing|multiprocess|joblib|torch/multiprocessing|torch/utils/data|torch/_inductor"
+    r"|torchdata|datasets)/"
     r"|(?:^|/)subprocess\.py$|concurrent/futures/process\.py$|(?:^|/)dataloader\.py$"
 )
 # socket, ssl and multiprocessing.connection: reads that wait for somebody's bytes.

@@ -87,8 +87,9 @@ def _key(thread: Thread, *, python_only: bool = False) -> tuple[object, ...]:
 
 def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: float) -> bool:
     cpu = (after.proc.cpu_s - before.proc.cpu_s) / interval_s
+    wanted = (after.proc.main_wanted_s - before.proc.main_wanted_s) / interval_s
     moved = after.proc.read_chars + after.proc.write_chars - before.proc.read_chars - before.proc.write_chars
-    if cpu > _CHILD_BUSY or moved >= _CHUNK_BYTES:
+    if max(cpu, wanted) > _CHILD_BUSY or moved >= _CHUNK_BYTES:
         return True
     main_before, main_after = frames.main_thread(before.threads), frames.main_thread(after.threads)
     if main_before is None or main_after is None:
