@@ -27,6 +27,7 @@ Codes, stable for scripts:
     pcie-degraded       a PCIe link is narrower than it should be, or slower under load
     nvlink-down         NVLinks are down
     disk-filling        the disk that the run writes to is full or will be soon
+    cpus-crowded        a rank's workers and threads share too few processors
     checkpoint-old      the newest checkpoint is older than wanted
     plan-missed         measured memory or speed is off the plan by more than a set share
 """
@@ -40,6 +41,7 @@ from itertools import pairwise
 from statistics import correlation, median
 
 from ftdash.monitor.alerts_gpu import gpu_alerts
+from ftdash.monitor.alerts_host import processor_alerts
 from ftdash.monitor.experts import ADVICE, expert_parallel_cost
 from ftdash.monitor.history import RankPast, RunHistory
 from ftdash.monitor.state import Alert, RankPhase, RankState, RunPhase, RunState
@@ -90,7 +92,7 @@ def find_alerts(
         _plan,
     ]
     if live:
-        rules += [_heartbeats, _run_slower, _files, gpu_alerts]
+        rules += [_heartbeats, _run_slower, _files, gpu_alerts, processor_alerts]
     found = [alert for rule in rules for alert in rule(state, history, limits)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda alert: order.get(alert.severity, 3))

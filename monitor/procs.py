@@ -199,6 +199,39 @@ def read_counters(pid: int) -> Counters:
     return Counters(read_bytes, write_bytes, switches)
 
 
+def cpus_allowed(pid: int) -> int:
+    """Processors that the process may run on; 0 when it is gone."""
+    try:
+        return len(os.sched_getaffinity(pid))
+    except OSError:
+        return 0
+
+
+def is_loader_worker(pid: int) -> bool:
+    """A torch data loader's worker, by the name that torch gives it, or as a child of multiprocessing.
+
+    A forked worker has its parent's command line; a spawned one and those of a fork server say so in theirs.
+    """
+    try:
+        with open(f"/proc/{pid}/comm", "rb") as handle:
+            if handle.read().startswith(b"pt_data_worker"):
+                return True
+        with open(f"/proc/{pid}/cmdline", "rb") as handle:
+            command = handle.read()
+    except OSError:
+        return False
+    if b"resource_tracker" in command or b"compile_worker" in command or not command:
+        return False
+    if b"multiprocessing.spawn" in command:
+        return True
+    stat = read_stat(pid)
+    if stat is None:
+        return False
+    with contextlib.suppress(OSError), open(f"/proc/{stat.ppid}/cmdline", "rb") as handle:
+        return handle.read() == command
+    return False
+
+
 def catches(pid: int, number: int) -> bool:
     """True when the process has a handler for this signal (SigCgt in /proc/PID/status)."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as handle:

@@ -176,6 +176,9 @@ class RankSample(Record, tag="proc"):
     beat_phase: str = ""
     gpu_uuid: str = ""
     gpu_unsure: str = ""  # why the mapping to this GPU is not certain
+    cpus_allowed: int = 0  # processors that the process may run on, 0 when not known
+    loader_workers: int = 0  # data loader processes below it
+    omp_threads: int = 0  # OMP_NUM_THREADS, 0 when not set: libraries then take what is allowed
 
 
 class Node(Record, tag="node"):

@@ -166,6 +166,9 @@ def _rank_state(
         phase=signs.phase,
         state=state,
         descendants=tuple(sample.descendants) if sample and not signs.gone else (),
+        cpus_allowed=sample.cpus_allowed if sample else 0,
+        loader_workers=sample.loader_workers if sample and not signs.gone else 0,
+        omp_threads=sample.omp_threads if sample else 0,
         gpu=gpu,
         gpu_unsure=sample.gpu_unsure if sample and gpu and not (meta and meta.device_uuid) else "",
     )

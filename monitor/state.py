@@ -103,6 +103,9 @@ class RankState(msgspec.Struct, frozen=True, gc=False):
     phase: str = ""  # data, forward, backward, optimizer, save, eval, ... as the hook says
     state: RankPhase = RankPhase.STARTING
     descendants: tuple[int, ...] = ()
+    cpus_allowed: int = 0  # processors that the process may run on, 0 when not known
+    loader_workers: int = 0
+    omp_threads: int = 0  # OMP_NUM_THREADS, 0 when not set
     gpu: GpuState | None = None
     gpu_unsure: str = ""  # "mapping unsure: ...", when CUDA's order of the GPUs is not known
 

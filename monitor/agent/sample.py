@@ -141,6 +141,8 @@ class RankSampler:
         self._cpu: dict[int, tuple[float, float]] = {}  # pid: (monotonic time, CPU seconds)
         self._gpus: dict[int, tuple[str, str]] = {}  # pid: UUID, why that is unsure
         self._beats: dict[int, str] = {}  # pid: where its beat is in memory
+        self._workers: dict[int, bool | None] = {}  # pid: whether it is a data loader's, None after one look
+        self._omp: dict[int, int] = {}
 
     def sample(self, ranks: Iterable[Watched]) -> list[RankSample]:
         """One sample for each rank whose process is there."""
@@ -151,6 +153,7 @@ class RankSampler:
             if stat is None or stat.start != process.start:
                 continue
             counters = procs.read_counters(process.pid)
+            family = procs.descendants(process.pid)
             beat = self._beat_of(process)
             gpu_uuid, gpu_unsure = self._gpu_of(process.pid)
             found.append(
@@ -165,15 +168,33 @@ class RankSampler:
                     read_bytes=counters.read_bytes,
                     write_bytes=counters.write_bytes,
                     ctx_switches=counters.ctx_switches,
-                    descendants=procs.descendants(process.pid),
+                    descendants=family,
                     beat_t=beat.t if beat else 0.0,
                     beat_step=beat.step if beat else 0,
                     beat_phase=beat.phase if beat else "",
                     gpu_uuid=gpu_uuid,
                     gpu_unsure=gpu_unsure,
+                    cpus_allowed=procs.cpus_allowed(process.pid),
+                    loader_workers=sum(map(self._is_worker, family)),
+                    omp_threads=self._omp_threads(process.pid),
                 )
             )
         return found
+
+    def _is_worker(self, pid: int) -> bool:
+        """Asked twice of each process: between fork and exec any child looks like its parent."""
+        known = self._workers.get(pid)
+        if known is not None:
+            return known
+        found = procs.is_loader_worker(pid)
+        self._workers[pid] = found if pid in self._workers else None
+        return found
+
+    def _omp_threads(self, pid: int) -> int:
+        if pid not in self._omp:
+            said = procs.environ(pid).get("OMP_NUM_THREADS", "").split(",")[0]
+            self._omp[pid] = int(said) if said.isdigit() else 0
+        return self._omp[pid]
 
     def _beat_of(self, process: RankProcess) -> Beat | None:
         """Straight from the rank's memory once that is known: no look at a shared file system each second."""
