@@ -25,8 +25,9 @@ def become(uid, dumpable):
     ctypes.CDLL(None).prctl(4, dumpable, 0, 0, 0)
 """
 TARGET = BECOME + "become(int(sys.argv[1]), 1); import time; print('ready', flush=True); time.sleep(600)"
+# Imported while the interpreter's own files can still be opened.
 VIEWER = (
-    "from ftdash.monitor.diagnosis import collect\ncollect.pyspy_version()\n"
+    "from ftdash.monitor.diagnosis import collect, stacks, workerserver\ncollect.pyspy_version()\n"
     + BECOME
     + "become(int(sys.argv[2]), 1)\nseen = collect.dump_process(int(sys.argv[1]))\n"
     + "print(seen.failure or 'seen', seen.failure_text, seen.remedy, sep='|')"

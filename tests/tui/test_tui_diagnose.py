@@ -315,7 +315,7 @@ async def test_each_cause_of_an_unseen_rank_stands_once_with_its_remedy(tmp_path
         ):
             assert said in text
         assert "last heartbeat at step 12 in forward" in text
-        assert "stacks of rank 4 were written by their own hook" in text
+        assert "py-spy could not look at rank 4: stacks by their own hook" in text
 
 
 async def test_the_report_is_markdown_in_the_clipboard_and_in_a_file(tmp_path: Path, run: RunDir) -> None:

@@ -35,7 +35,7 @@ from ftdash.tui.panes.diagnose_act import (
 )
 from ftdash.tui.panes.diagnose_acting import Acted, Target
 from ftdash.tui.panes.diagnose_compare import MovedTable
-from ftdash.tui.panes.diagnose_refusals import by_the_hook, refusals
+from ftdash.tui.panes.diagnose_refusals import other_channels, refusals
 from ftdash.tui.panes.diagnose_restart import Restarted, exclude, restart
 from ftdash.tui.panes.diagnose_tree import StackTree, python_frames
 from ftdash.tui.widgets.grid import Grid
@@ -222,8 +222,8 @@ class DiagnosePane(Pane):
             facts.append(Fact("unseen", said, theme.WARN))
             if refusal.remedy and refusal.remedy not in look.diagnosis.verdict.next:
                 facts.append(Fact("remedy", refusal.remedy, theme.ACCENT_BOLD))
-        if hooked := by_the_hook(evidence):
-            text = f"stacks of rank {fmt.ranks(hooked)} were written by their own hook, py-spy could not look"
+        for channel, ranks in other_channels(evidence).items():
+            text = f"py-spy could not look at rank {fmt.ranks(ranks)}: stacks by {channel}"
             facts.append(Fact("unseen", text, theme.WARN))
         return facts
 

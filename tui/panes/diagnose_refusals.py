@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from ftdash.monitor.diagnosis.model import DumpFailure, RankEvidence
 
-HOOK = "faulthandler"  # `source` of stacks that the hook wrote because py-spy could not look
+# `source` of stacks that were had in another way because py-spy could not look.
+CHANNELS = {"faulthandler": "their own hook (faulthandler)", "worker server": "torch's worker server"}
 
 # A process that has ended is a finding of the verdict, not a look that was refused.
 _FINDINGS = frozenset({DumpFailure.GONE, DumpFailure.ZOMBIE, DumpFailure.D_STATE})
@@ -65,6 +66,10 @@ def _meanwhile(ranks: list[RankEvidence]) -> str:
     return ", ".join(known)
 
 
-def by_the_hook(evidence: Iterable[RankEvidence]) -> tuple[int, ...]:
-    """Ranks whose stacks the hook wrote on SIGUSR2, since py-spy could not look."""
-    return tuple(one.rank for one in evidence if one.process is not None and one.process.source == HOOK)
+def other_channels(evidence: Iterable[RankEvidence]) -> dict[str, tuple[int, ...]]:
+    """The ranks whose stacks were had without py-spy, by who wrote them."""
+    found: dict[str, list[int]] = {}
+    for one in evidence:
+        if one.process is not None and one.process.source in CHANNELS:
+            found.setdefault(CHANNELS[one.process.source], []).append(one.rank)
+    return {channel: tuple(ranks) for channel, ranks in found.items()}
