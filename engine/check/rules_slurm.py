@@ -180,7 +180,9 @@ def early_expansion(bundle: Bundle) -> Iterator[Finding]:
         for variable, (word, line) in shell.variables.items():
             for name in _TASK_VARIABLES:
                 if name in word.expanded and variable in shell.exported and not word.single:
-                    yield error(
+                    # A launch command in a variable: with c10d the agents agree on their ranks by themselves.
+                    agreed = re.search(r"rdzv_backend[= ]c10d", word.text)
+                    yield (warning if agreed else error)(
                         "early-expansion",
                         document.at(line),
                         f"{variable}=${name} in the batch script: it is 0 there, and srun hands that to "
