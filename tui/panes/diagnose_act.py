@@ -57,7 +57,7 @@ def choices(state: RunState, target: Target | None, diagnosis: Diagnosis | None)
         where += " (the culprit)"
     saving = "a checkpoint at the end of this step"
     if state.state is RunPhase.STALLED:
-        saving = "stuck ranks never come to the end of the step: 10 min, then stop"
+        saving = "a stuck rank never gets there: stops after 10 min"
     again = "from the start" if state.manifest.plan is None else "from the last checkpoint"
     found = [
         Choice(Act.SAVE, "save and stop", saving, ended),

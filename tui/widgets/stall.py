@@ -43,9 +43,8 @@ class StallLine(LineWidget):
         if stalled and (left := self._time_left()):
             parts.append((f"  {left}", theme.WARN))
         used = sum(cell_len(text) for text, _ in parts)
-        evidence = self._evidence()
-        if used + cell_len(evidence) + 4 > width:
-            evidence = evidence.partition(" ranks")[0].removeprefix("evidence ")
+        wordings = self._evidence()
+        evidence = next((text for text in wordings if used + cell_len(text) + 4 <= width), wordings[-1])
         name = f"  {fmt.clean(state.manifest.name or state.run)}"
         if used + cell_len(name) + cell_len(evidence) + 3 <= width:
             parts.append((name, theme.DIM))
@@ -62,9 +61,11 @@ class StallLine(LineWidget):
             return f"{sign}its collective's time is over"
         return f"collective times out in {sign}{fmt.duration(left_s)}"
 
-    def _evidence(self) -> str:
+    def _evidence(self) -> tuple[str, ...]:
+        """How much was seen, in ever fewer words."""
         if self.look is None or not self.look.samples or self.state is None:
-            return ""
+            return ("",)
         samples, world = self.look.samples, self.state.manifest.world_size
         seen = sum(bool(one.threads) for one in samples[-1].ranks)
-        return f"evidence {seen:,} of {world:,} ranks, {fmt.plural(len(samples), 'sample')}"
+        full = f"evidence {seen:,} of {world:,} ranks, {fmt.plural(len(samples), 'sample')}"
+        return full, f"{seen:,} of {world:,} ranks", f"{seen:,}/{world:,}"
