@@ -24,6 +24,20 @@ class OldStep(Protocol):
     step_s: float
 
 
+def aligned(points: Sequence[Point], other: Sequence[Point]) -> list[Point | None]:
+    """For each point of a run, the point of another run after as many tokens; None beyond that one's end.
+
+    Where one of them counted no tokens, after as many steps.
+    """
+    counted = bool(points and other and points[-1].tokens and other[-1].tokens)
+    places = [point.tokens if counted else point.step for point in other]
+    found: list[Point | None] = []
+    for point in points:
+        index = bisect_left(places, point.tokens if counted else point.step)
+        found.append(other[index] if index < len(other) else None)
+    return found
+
+
 @dataclass(slots=True)
 class Bucket:
     """Sums over the step records of one step, or of several neighbouring ones, of all ranks."""

@@ -193,13 +193,14 @@ class Cockpit(App[None]):
 
     # The watched run
 
-    def follow(self, run: RunDir) -> None:
-        """Watch this run from now on."""
+    def follow(self, run: RunDir, *, again: bool = False) -> None:
+        """Watch this run from now on, as it is, or played `again` from its beginning."""
         from ftdash.tui.feed import RunFeed
+        from ftdash.tui.replaying import ReplayFeed
 
         if self.feed is not None:
             self.feed.close()
-        self.feed = RunFeed(run, lambda: self.post_message(RunUpdated()))
+        self.feed = (ReplayFeed if again else RunFeed)(run, lambda: self.post_message(RunUpdated()))
         self.feed.watch(any(name != "plan" for name in self.visible_panes()))
         self.feed.start()
 

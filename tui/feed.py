@@ -104,6 +104,10 @@ class RunFeed:
         except Exception as error:  # a reader's fault is a line on the screen, not the end of it
             state, trouble = None, f"cannot read {self.run.path}: {type(error).__name__}: {error}"
         self._polling_since = 0.0
+        self._announce(state, trouble)
+
+    def _announce(self, state: RunState | None, trouble: str) -> None:
+        """Keep a newer state, if there is one, and tell the screen unless it has yet to take the last."""
         with self._lock:
             if state is not None:
                 self._newest = state

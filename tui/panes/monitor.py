@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import ClassVar
 
@@ -9,12 +10,18 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
+from textual.message import Message
 from textual.widget import Widget
 
+from ftdash.monitor.reader import RunReader
+from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunState
+from ftdash.monitor.timeline import aligned
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.panes.base import Pane
+from ftdash.tui.panes.runs import RunsScreen
+from ftdash.tui.replaying import ReplayFeed
 from ftdash.tui.widgets.alerts import AlertList
 from ftdash.tui.widgets.chart import BrailleChart
 from ftdash.tui.widgets.gpu_strip import GpuStrip
@@ -33,13 +40,23 @@ class MonitorPane(Pane):
     HELP = (
         "d or D dumps the stacks of the rank under the cursor and shows them; enter opens the rank.\n"
         "x cycles the large part: all, ranks, experts, curves. a acknowledges an alert.\n"
+        "c lays another run's curves over these, at the same number of tokens; c again takes them away.\n"
+        "p plays the run again from its beginning: space pauses, [ and ] go back and on by a twentieth,\n"
+        "+ and - change the speed, p again returns to what is now.\n"
         "R chooses another run. Closing ftdash never ends a run."
     )
-    HINTS = "d dump stacks  enter rank  x enlarge  R runs"
+    HINTS = "d dump stacks  enter rank  x enlarge  c compare  p replay  R runs"
 
     BINDINGS: ClassVar = [
         Binding("d,D", "dump", "Dump stacks of the rank", show=False),
         Binding("x", "enlarge", "Enlarge a part", show=False),
+        Binding("c", "compare", "Lay another run over", show=False),
+        Binding("p", "replay", "Play again", show=False),
+        Binding("space", "pause", "Pause the replay", show=False),
+        Binding("left_square_bracket", "seek(-0.05)", "Back", show=False),
+        Binding("right_square_bracket", "seek(0.05)", "On", show=False),
+        Binding("plus,equals_sign", "hurry(2.0)", "Faster", show=False),
+        Binding("minus", "hurry(0.5)", "Slower", show=False),
     ]
     PARTS: ClassVar = ("", "-only-ranks", "-only-experts", "-only-curves")
 
@@ -49,6 +66,7 @@ class MonitorPane(Pane):
         self._heights: tuple[int, ...] = ()
         self._memory: deque[float] = deque(maxlen=2000)  # the largest rank's, one for each state seen
         self._run = ""
+        self._other: RunState | None = None  # whose curves are laid over
 
     def compose(self) -> ComposeResult:
         yield Overview()
@@ -77,12 +95,15 @@ class MonitorPane(Pane):
         return self.query_one(RankTable)
 
     def show_run(self, state: RunState | None, trouble: str) -> None:
-        self.query_one(Overview).show(state, trouble)
+        replay = self._replay()
+        self.query_one(Overview).show(state, trouble, replay.words if replay else "")
         if state is None:
             return
         if state.run != self._run:
             self._run = state.run
             self._memory.clear()
+            self._other = None
+            self.query_one(AlertList).forget()
         many = len(state.ranks) > MANY_RANKS
         nodes, table, gpus = self.query_one(NodeGrid), self.query_one(RankTable), self.query_one(GpuStrip)
         heat = self.query_one(ExpertHeatmap)
@@ -97,7 +118,7 @@ class MonitorPane(Pane):
             gpus.show(state.gpus)
         heat.show(state.experts, next((r.aux_loss for r in state.ranks if r.aux_loss is not None), None))
         self._show_curves(state)
-        self.query_one(AlertList).show(state.alerts, state.notices)
+        self.query_one(AlertList).show(state.alerts, state.notices, state.now)
 
     def _show_curves(self, state: RunState) -> None:
         said = promise(state) if on_gpu(state) else None
@@ -106,12 +127,24 @@ class MonitorPane(Pane):
         if speed_plan:
             words += f"  plan {theme.GLYPHS.dash} {fmt.rate(speed_plan)}"
         points = state.points
+        other = aligned(points, self._other.points) if self._other is not None else []
+        beside = next((point for point in reversed(other) if point is not None), None)
+        name = fmt.clean(_name(self._other)) if self._other is not None else ""
+        if self._other is not None:
+            words += f"  {name} {fmt.rate(beside.tokens_per_s if beside else None)}"
         self.query_one("#speed", BrailleChart).show(
-            [point.tokens_per_s for point in points], plan=speed_plan, caption=words
+            [point.tokens_per_s for point in points],
+            other=[point.tokens_per_s if point else None for point in other],
+            plan=speed_plan,
+            caption=words,
         )
         losses, last = [point.loss for point in points], fmt.loss(state.loss)
+        if self._other is not None:
+            last += f"  {name} {fmt.loss(beside.loss if beside else None)}"
         for chart in ("#loss", "#loss-wide"):
-            self.query_one(chart, BrailleChart).show(losses, caption=last)
+            self.query_one(chart, BrailleChart).show(
+                losses, other=[point.loss if point else None for point in other], caption=last
+            )
         largest = max((rank.memory_used or 0 for rank in state.ranks), default=0)
         if largest:
             self._memory.append(float(largest))
@@ -173,6 +206,58 @@ class MonitorPane(Pane):
         self._heights = ()
         self.call_after_refresh(self.cockpit.show_newest, self)
 
+    class OtherRead(Message):
+        """The run whose curves are to be laid over was read, or could not be."""
+
+        def __init__(self, state: RunState | None, trouble: str) -> None:
+            super().__init__()
+            self.state, self.trouble = state, trouble
+
+    def action_compare(self) -> None:
+        if self._other is not None:
+            self._other = None
+            self.cockpit.show_newest(self)
+        elif self._run:
+            self.app.push_screen(RunsScreen(self.cockpit.runs_root, self._lay_over))
+
+    def _lay_over(self, run: RunDir) -> None:
+        """Read the other run whole, in a thread: a long one takes seconds."""
+
+        def read() -> None:
+            try:
+                self.post_message(self.OtherRead(RunReader(run).read_whole(), ""))
+            except (RunError, OSError) as error:
+                self.post_message(self.OtherRead(None, " ".join(str(error).split())))
+
+        threading.Thread(target=read, name="other-run", daemon=True).start()
+
+    def on_monitor_pane_other_read(self, event: OtherRead) -> None:
+        if event.state is None:
+            self.cockpit.notice(event.trouble)
+            return
+        self._other = event.state
+        self.cockpit.show_newest(self)
+
+    def _replay(self) -> ReplayFeed | None:
+        feed = self.cockpit.feed
+        return feed if isinstance(feed, ReplayFeed) else None
+
+    def action_replay(self) -> None:
+        if (feed := self.cockpit.feed) is not None:
+            self.cockpit.follow(feed.run, again=self._replay() is None)
+
+    def action_pause(self) -> None:
+        if (replay := self._replay()) is not None:
+            replay.pause()
+
+    def action_seek(self, share: float) -> None:
+        if (replay := self._replay()) is not None:
+            replay.move(share)
+
+    def action_hurry(self, factor: float) -> None:
+        if (replay := self._replay()) is not None:
+            replay.hurry(factor)
+
     def action_dump(self) -> None:
         self._open_rank(dump=True)
 
@@ -195,3 +280,8 @@ class MonitorPane(Pane):
         table = self.query_one(RankTable)
         table.set_needle("" if table.needle == event.host else event.host)
         table.focus()
+
+
+def _name(state: RunState) -> str:
+    """A run's own name, or the last part of its id, short enough for a title."""
+    return (state.manifest.name or state.run)[-16:]

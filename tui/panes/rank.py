@@ -55,6 +55,7 @@ class RankFigures(LineWidget):
             ("step time", split or fmt.UNKNOWN),
             ("memory", f"{fmt.size(rank.memory_used)} of {fmt.size(rank.memory_total)}"),
             ("torch", " · ".join(f"{name} {fmt.size(value)}" for name, value in torch.items())),
+            ("gpu", _gpu_words(rank)),
             ("process", f"{process} · last sign {fmt.duration(rank.heartbeat_age_s)} ago"),
         ]
         half = width // 2 if width >= 100 else width
@@ -69,6 +70,18 @@ class RankFigures(LineWidget):
             cells[index] + (cells[index + middle] if index + middle < len(cells) else ())
             for index in range(middle)
         ]
+
+
+def _gpu_words(rank: RankState) -> str:
+    """The GPU that the rank is joined to, and why that is not certain where it is not."""
+    gpu = rank.gpu
+    if gpu is None:
+        return fmt.UNKNOWN
+    words = [f"{gpu.index} {fmt.clean(gpu.name)}".strip(), fmt.clean(gpu.uuid)]
+    if gpu.state != "ok":
+        words.append(f"{gpu.state} {fmt.clean(gpu.error)}".strip())
+    words += [fmt.clean(rank.gpu_unsure), *map(fmt.clean, gpu.throttle)]
+    return " · ".join(word for word in words if word)
 
 
 class RankScreen(Overlay[None]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import ClassVar
 
 from textual import on
@@ -79,7 +79,7 @@ class RunTable(Grid):
 class RunsScreen(Overlay[None]):
     """Choose a run; the folder is read in a thread."""
 
-    HELP = "Enter watches the run under the cursor, esc goes back."
+    HELP = "Enter takes the run under the cursor, esc goes back."
 
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 
@@ -90,14 +90,16 @@ class RunsScreen(Overlay[None]):
             super().__init__()
             self.rows, self.trouble = rows, trouble
 
-    def __init__(self, root: str | None) -> None:
+    def __init__(self, root: str | None, take: Callable[[RunDir], object] | None = None) -> None:
+        """`take` gets the chosen run; without it the run is watched from then on."""
         super().__init__()
         self._root = root
+        self._take = take
 
     def compose(self) -> ComposeResult:
         with Vertical(id="runs-box") as box:
             box.border_title = "Runs"
-            box.border_subtitle = "enter watch  esc back"
+            box.border_subtitle = f"enter {'lay over' if self._take else 'watch'}  esc back"
             yield RunTable(id="runs")
 
     def on_mount(self) -> None:
@@ -120,7 +122,10 @@ class RunsScreen(Overlay[None]):
     def _chosen(self, event: Grid.Selected) -> None:
         event.stop()
         run: RunDir = event.item[0]
-        self.app.post_message(RunChosen(run, "monitor"))
+        if self._take is not None:
+            self._take(run)
+        else:
+            self.app.post_message(RunChosen(run, "monitor"))
         self.dismiss(None)
 
     def action_close(self) -> None:

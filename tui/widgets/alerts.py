@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from rich.style import Style
 from textual.binding import Binding
 
+from ftdash.monitor.alerts import AlertBook
 from ftdash.monitor.state import Alert
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
@@ -36,19 +39,25 @@ class AlertList(Grid):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self.alerts: tuple[Alert, ...] = ()
-        self.notices: tuple[str, ...] = ()
-        self.acknowledged: set[Hashable] = set()
+        self.book = AlertBook()
         self.border_title = "Alerts"
 
-    def show(self, alerts: Sequence[Alert], notices: Sequence[str] = ()) -> None:
-        """Alerts of the run, then what the reader skipped, as notes."""
-        self.alerts, self.notices = tuple(alerts), tuple(notices)
-        everything = [*self.alerts, *(Alert("notice", "note", text) for text in self.notices)]
-        open_alerts = [alert for alert in everything if self.identity(alert) not in self.acknowledged]
+    def forget(self) -> None:
+        """Another run is watched: what was acknowledged was of the last one."""
+        self.book = AlertBook()
+
+    def show(self, alerts: Sequence[Alert], notices: Sequence[str] = (), now: float | None = None) -> None:
+        """Alerts of the run, then what the reader skipped, as notes. `now`: UTC seconds, of the state."""
+        told = [Alert(_code_of(text), "note", text) for text in notices]
+        self.book.update([*alerts, *told], time.time() if now is None else now)
+        self._list()
+
+    def _list(self) -> None:
+        holding = [entry for entry in self.book.entries() if entry.until is None]
+        open_alerts = [replace(entry.alert, t=entry.since) for entry in holding if not entry.acknowledged]
         open_alerts.sort(key=lambda alert: (LOOK.get(alert.severity, LOOK["note"])[0], -alert.t))
         title = f"Alerts {len(open_alerts)}" if open_alerts else f"Alerts {theme.GLYPHS.fits} none"
-        if hidden := len(everything) - len(open_alerts):
+        if hidden := len(holding) - len(open_alerts):
             title += f" · {hidden} acknowledged"
         if title != self.border_title:
             self.border_title = title
@@ -62,7 +71,7 @@ class AlertList(Grid):
         ]
 
     def identity(self, item: Alert) -> Hashable:
-        return (item.code, item.ranks, item.text if not item.t else item.t)
+        return (item.code, item.ranks, item.t)
 
     def cells(self, item: Alert, columns: Sequence[Column]) -> Line:
         _, symbol, style = LOOK.get(item.severity, LOOK["note"])
@@ -71,10 +80,20 @@ class AlertList(Grid):
         return tuple(cells[column.key] for column in columns)
 
     def action_acknowledge(self) -> None:
-        if self.selected is not None:
-            self.acknowledged.add(self.identity(self.selected))
-            self.show(self.alerts, self.notices)
+        if self.selected is None:
+            return
+        wanted = self.identity(self.selected)
+        for entry in self.book.open():
+            if (entry.alert.code, entry.alert.ranks, entry.since) == wanted:
+                entry.acknowledged = True
+        self._list()
 
     def action_show_all(self) -> None:
-        self.acknowledged.clear()
-        self.show(self.alerts, self.notices)
+        for entry in self.book.entries():
+            entry.acknowledged = False
+        self._list()
+
+
+def _code_of(notice: str) -> str:
+    """What stays equal in a notice whose figures change."""
+    return re.sub(r"\d+", "#", notice)

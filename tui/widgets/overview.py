@@ -58,10 +58,11 @@ class Overview(LineWidget):
         super().__init__(id="overview")
         self.state: RunState | None = None
         self.trouble = ""
+        self.replay = ""
 
-    def show(self, state: RunState | None, trouble: str = "") -> None:
-        """A state, or one line of trouble with the run directory."""
-        self.state, self.trouble = state, trouble
+    def show(self, state: RunState | None, trouble: str = "", replay: str = "") -> None:
+        """A state, or one line of trouble with the run directory; `replay`: where a replay stands."""
+        self.state, self.trouble, self.replay = state, trouble, replay
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -107,6 +108,8 @@ class Overview(LineWidget):
 
     def _second(self, state: RunState, width: int) -> Line:
         parts: list[Part] = [("   ", theme.DIM)]
+        if self.replay:
+            parts.append((f"{self.replay}   ", theme.ACCENT_BOLD))
         if state.batch:
             parts += [("a step ", theme.DIM), (fmt.plural(state.batch, "sequence"), theme.TEXT)]
         if state.tokens_per_step:

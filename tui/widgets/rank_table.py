@@ -227,7 +227,8 @@ class RankTable(Grid):
     """Every rank of the run: memory, speed, what it does now."""
 
     HELP = (
-        "One line a rank. ▼ marks a rank 1.3 times slower than the median of its peers.\n"
+        "One line a rank. ▼ marks a rank 1.3 times slower than the median of its peers, ? a GPU of which\n"
+        "it is not sure that the rank runs on it: enter says why.\n"
         "s sorts by the next column, S turns the order, / filters by rank, host, state or note,\n"
         "f folds ranks that do the same into one line, o groups by node or state,\n"
         "enter opens a rank, d dumps its stacks."
@@ -302,7 +303,7 @@ class RankTable(Grid):
         columns += [Column("bar", "memory", 8, drop=6), Column("memory", "GB", 10, drop=2)]
         if on_gpu:
             columns += [
-                Column("util", "util", 4, right=True, drop=7),
+                Column("util", "util", 5, right=True, drop=7),
                 Column("power", "power", 5, right=True, drop=8),
             ]
         else:
@@ -385,7 +386,10 @@ class RankTable(Grid):
             case "cpu":
                 return fmt.UNKNOWN if rank.cpu is None else f"{rank.cpu:.0f}%", theme.TEXT
             case "util":
-                return fmt.UNKNOWN if gpu is None or gpu.util is None else f"{gpu.util}%", theme.TEXT
+                unsure = "?" if rank.gpu_unsure else ""
+                if gpu is None or gpu.util is None:
+                    return fmt.UNKNOWN + unsure, theme.TEXT
+                return f"{gpu.util}%{unsure}", theme.WARN if unsure else theme.TEXT
             case "power":
                 return (
                     fmt.UNKNOWN if gpu is None or gpu.power_w is None else f"{gpu.power_w:.0f} W",
