@@ -415,8 +415,8 @@ def test_a_launch_command_in_a_variable_with_c10d_is_no_error(tmp_path):
     path.write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
         "NODES=($(scontrol show hostnames $SLURM_JOB_NODELIST))\n"
-        'export LAUNCHER="accelerate launch --num_machines 2 --num_processes 16 --main_process_ip ${NODES[0]} '
-        '--main_process_port 6000 --machine_rank $SLURM_PROCID --rdzv_backend=c10d"\n'
+        'export LAUNCHER="accelerate launch --num_machines 2 --num_processes 16 '
+        '--main_process_ip ${NODES[0]} --main_process_port 6000 --machine_rank $SLURM_PROCID --rdzv_backend=c10d"\n'
         'srun bash -c "$LAUNCHER train.py"\n'
     )
     assert Severity.ERROR not in {finding.severity for finding in check_files([path])}
