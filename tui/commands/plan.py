@@ -29,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", metavar="N", help="tokens to train on (default 1e9), for time and --price"
     )
     parser.add_argument("--json", action="store_true", help="print the prediction as JSON and nothing else")
+    parser.add_argument(
+        "--states-only",
+        action="store_true",
+        help="DeepSpeed's estimate of model states, beside the plan's peak",
+    )
     parser.add_argument("--smoke", action="store_true", help="check the planner's published values and end")
 
 
@@ -40,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     plan = plan_from(args)
     bill = _bill(args)
+    if args.states_only:
+        return _states(plan, as_json=args.json)
     if args.json:
         prediction = evaluate(plan)
         found = prediction.to_json()
@@ -58,6 +65,16 @@ def run(args: argparse.Namespace) -> int:
             sys.stdout.write(f"- {trap.code}: {trap.text}: {trap.fix}\n")
     else:
         plan_tables.compare(plan, bill)
+    return 0
+
+
+def _states(plan: Plan, *, as_json: bool) -> int:
+    from ftdash.tui.plan_states import show_states, states_json
+
+    if as_json:
+        sys.stdout.write(json.dumps(states_json(plan)) + "\n")
+    else:
+        show_states(plan)
     return 0
 
 
