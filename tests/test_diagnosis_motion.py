@@ -241,3 +241,37 @@ def test_a_rank_that_waits_for_compile_workers_is_judged_by_them(busy: float, cu
         )
     verdict = diagnose(samples).verdict
     assert [culprit.rank for culprit in verdict.culprits] == culprits, verdict
+
+
+@pytest.mark.parametrize(
+    ("body", "culprits"),
+    [("while True:\n    pass", [0]), ("for number in range(10**9):\n    total += number", [])],
+    ids=["in place", "through something"],
+)
+def test_a_loader_worker_that_turns_in_place_is_no_work(
+    body: str, culprits: list[int], tmp_path: Path
+) -> None:
+    script = tmp_path / "data.py"
+    script.write_text("def __getitem__(self, index):\n" + textwrap.indent(body, "    ") + "\n")
+    loader = "torch/utils/data/dataloader.py"
+    stack = [Frame("wait", "threading.py", 327), Frame("_try_get_data", loader, 1200), MAIN, MODULE]
+    samples = []
+    for t in (1000.0, 1005.0):
+        rank = look(0, t, stack)
+        assert rank.process is not None
+        work = [
+            Frame("Data.__getitem__", str(script), 3),
+            Frame("_worker_loop", "torch/utils/data/_utils/worker.py", 1),
+        ]
+        proc = ProcState(state="R", cpu_s=1.0 + 0.9 * (t - 1000.0), threads=1)
+        threads = [Thread(name="MainThread", frames=work, owns_gil=True)]
+        rank.process.children.append(ProcessEvidence(pid=900, t=t, proc=proc, threads=threads))
+        samples.append(
+            Sample(
+                t=t,
+                ranks=(rank, look(1, t, ALL_REDUCE), look(2, t, ALL_REDUCE)),
+                expected=frozenset(range(3)),
+            )
+        )
+    verdict = diagnose(samples).verdict
+    assert [culprit.rank for culprit in verdict.culprits] == culprits, verdict

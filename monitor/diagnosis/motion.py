@@ -85,10 +85,20 @@ def _key(thread: Thread, *, python_only: bool = False) -> tuple[object, ...]:
     )
 
 
+def _turns_in_place(before: ProcessEvidence, after: ProcessEvidence) -> bool:
+    """Whether a worker was both times in one loop of the user's that changes nothing it asks for."""
+    first, second = frames.read_threads(before.threads), frames.read_threads(after.threads)
+    if second.own is None or second.telling is not second.own or not _same_own_function(first, second):
+        return False
+    return source.gets_on(second.own) is False
+
+
 def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: float) -> bool:
     cpu = (after.proc.cpu_s - before.proc.cpu_s) / interval_s
     wanted = (after.proc.main_wanted_s - before.proc.main_wanted_s) / interval_s
     moved = after.proc.read_chars + after.proc.write_chars - before.proc.read_chars - before.proc.write_chars
+    if _turns_in_place(before, after):
+        return False
     if max(cpu, wanted) > _CHILD_BUSY or moved >= _CHUNK_BYTES:
         return True
     main_before, main_after = frames.main_thread(before.threads), frames.main_thread(after.threads)
