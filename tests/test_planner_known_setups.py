@@ -93,7 +93,7 @@ def test_speeds_in_full_slots_are_planned_within_ten_percent_in_the_median() -> 
 
 def test_half_of_older_slots_explains_the_speed_of_the_older_board() -> None:
     """Two cards share the 16 lanes of a consumer board, PCIe 3 on an older one: an assumption that eight runs
-    agree with, five of them in the accuracy table, where the slots are not stated and full ones are planned."""
+    agree with, five of them in the accuracy table, which plans full slots because none are stated."""
     old = [
         (Published({"gpu": "rtx3090-24g", "pcie": "3x8", **p.fields}, p.reserved_gib, p.seconds), p)
         for p in RTX3090
