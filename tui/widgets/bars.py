@@ -47,7 +47,7 @@ class TabBar(LineWidget):
         used = sum(len(text) for text, _ in parts)
         place = fmt.clean(self.place)
         if place and width - used > 8:
-            parts.append((fmt.fit(place + " ", width - used, right=True), theme.DIM))
+            parts.append(("  " + fmt.fit(place + " ", width - used - 2, right=True), theme.DIM))
         return [tuple(parts)]
 
     def on_click(self, event: events.Click) -> None:
