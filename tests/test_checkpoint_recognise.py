@@ -205,6 +205,16 @@ def test_the_last_whole_one_is_offered(tmp_path, capsys):
     assert f"last whole one: {tmp_path / 'checkpoint-20'}" in capsys.readouterr().out
 
 
+def test_a_folders_own_shards_are_no_second_checkpoint(tmp_path):
+    deepspeed(tmp_path / "saved")
+    dcp(tmp_path / "sharded")
+    assert [found.path.name for found in find(tmp_path / "saved")] == ["saved"]
+    assert [found.path.name for found in find(tmp_path / "sharded")] == ["sharded"]
+    full(tmp_path / "out")
+    deepspeed(tmp_path / "out" / "checkpoint-20")
+    assert [found.path.name for found in find(tmp_path / "out")] == ["out", "checkpoint-20"]
+
+
 def test_listing_as_json(tmp_path, capfdbinary):
     deepspeed(tmp_path / "checkpoint-20")
     assert run(["checkpoint", "ls", str(tmp_path), "--json"]) == 0

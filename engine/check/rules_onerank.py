@@ -96,14 +96,14 @@ def _finding(call: Reached, kind: _Kind, backend: Backend | None, where: str) ->
     report = (warning if kind.by_name else error) if shards else (note if backend is not None else warning)
     if kind.meets is _Meets.ALWAYS:
         yield error(
-            kind.meets,
+            str(kind.meets),
             where,
             f"{name}() is reached by one rank only ({guard}), and waits there for the others",
             "call it on every rank; keep only printing and logging under the condition",
         )
     elif kind.meets is _Meets.WHEN_GENERATING:
         yield report(
-            kind.meets,
+            str(kind.meets),
             where,
             f"{name}() is reached by one rank only ({guard}): a sharded model gathers in forward, and the "
             "other ranks never come",
@@ -111,7 +111,7 @@ def _finding(call: Reached, kind: _Kind, backend: Backend | None, where: str) ->
         )
     elif call.last in ("save_pretrained", "state_dict") and backend is not None:
         yield report(
-            kind.meets,
+            str(kind.meets),
             where,
             f"{name}() is reached by one rank only ({guard}), where {backend.label} left it shards or "
             "placeholders",
@@ -125,7 +125,7 @@ def _finding(call: Reached, kind: _Kind, backend: Backend | None, where: str) ->
             else "it hangs as soon as the model is sharded (FSDP, ZeRO-3)"
         )
         yield report(
-            kind.meets,
+            str(kind.meets),
             where,
             f"{name}() is reached by one rank only ({guard}): {effect}",
             "call it on every rank: it writes where it must",

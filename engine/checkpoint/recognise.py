@@ -68,13 +68,15 @@ def find(root: Path, depth: int = 3) -> list[Checkpoint]:
     found: list[Checkpoint] = []
 
     def walk(folder: Path, left: int) -> None:
-        if checkpoint := inspect(folder):
+        checkpoint = inspect(folder)
+        if checkpoint is not None:
             found.append(checkpoint)
             if folder != root or re.search(r"checkpoint-\d+$", folder.name):
                 return
         if left:
             for child in sorted(folder.iterdir()):
-                if child.is_dir() and not child.is_symlink() and not child.name.startswith("."):
+                own = checkpoint is not None and child == checkpoint.shards
+                if child.is_dir() and not own and not child.is_symlink() and not child.name.startswith("."):
                     walk(child, left - 1)
 
     walk(root, depth)
