@@ -416,9 +416,10 @@ def test_a_launch_command_in_a_variable_with_c10d_is_no_error(tmp_path):
         "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n"
         "NODES=($(scontrol show hostnames $SLURM_JOB_NODELIST))\n"
         'export LAUNCHER="accelerate launch --num_machines 2 --num_processes 16 '
-        '--main_process_ip ${NODES[0]} --main_process_port 6000 --machine_rank $SLURM_PROCID --rdzv_backend=c10d"\n'
+        "--main_process_ip ${NODES[0]} --main_process_port 6000 --machine_rank $SLURM_PROCID "
+        '--rdzv_backend=c10d"\n'
         'srun bash -c "$LAUNCHER train.py"\n'
     )
     assert Severity.ERROR not in {finding.severity for finding in check_files([path])}
-    path.write_text(path.read_text().replace(" --rdzv_backend=c10d", ""))
+    path.write_text(path.read_text().replace("--rdzv_backend=c10d", ""))
     assert "early-expansion" in {f.code for f in check_files([path]) if f.severity is Severity.ERROR}

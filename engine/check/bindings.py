@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any
 
 UNKNOWN = object()  # an expression whose value only running would tell
@@ -135,9 +136,9 @@ def _bound(tree: ast.Module) -> dict[str, list[ast.expr]]:
 
 
 def _items(tree: ast.Module) -> dict[str, dict[Any, ast.expr]]:
-    """What `name["key"] = value` puts into a dict; the last one counts."""
+    """What `name["key"] = value` puts into a dict where nothing decides about it; the last one counts."""
     found: dict[str, dict[Any, ast.expr]] = {}
-    for node in ast.walk(tree):
+    for node in _undecided(tree.body):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
             target = node.targets[0]
             if (
@@ -147,6 +148,16 @@ def _items(tree: ast.Module) -> dict[str, dict[Any, ast.expr]]:
             ):
                 found.setdefault(target.value.id, {})[target.slice.value] = node.value
     return found
+
+
+def _undecided(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a script and of its functions that no condition or loop stands around."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If) and "__name__" not in ast.unparse(node.test):
+            continue
+        if isinstance(node, ast.If | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.With):
+            yield from _undecided(node.body)
 
 
 def _defaults(tree: ast.Module) -> dict[str, ast.expr]:

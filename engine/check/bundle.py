@@ -266,8 +266,11 @@ class Bundle:
         """A trainer argument, wherever it is set: command line, script, YAML. UNKNOWN values are left out."""
         for document, shell, launch in self.launches():
             for name in names:
-                if (value := launch.option(f"--{name}")) is not None:
-                    return Sourced(_literal(shell.expand(value)), document.at(launch.line))
+                value = launch.option(f"--{name}")
+                expanded = shell.expand(value) if value is not None else "$"
+                if "$" not in expanded:  # what only the shell would know
+                    given = _literal(expanded) if expanded else True  # a flag alone turns it on
+                    return Sourced(given, document.at(launch.line))
         for document, call in self.argument_calls():
             for name in names:
                 if name in call.kwargs and call.kwargs[name] is not UNKNOWN and call.kwargs[name] is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ftdash.engine.check.bundle import Bundle, is_false, is_true
-from ftdash.engine.check.documents import Kind, Sourced
+from ftdash.engine.check.documents import Document, Kind, Sourced
 from ftdash.engine.check.findings import Finding, error, warning
 from ftdash.engine.check.registry import check
 
@@ -27,6 +28,12 @@ def _number(found: Sourced | None) -> int | None:
     )
 
 
+def _ranks_a_sample(document: Document) -> int:
+    """Ranks that work on one sample together: sequence and tensor parallelism in a DeepSpeed file."""
+    sizes = (document.get("sequence_parallel_size"), document.get("tensor_parallel", "autotp_size"))
+    return math.prod(_number(size) or 1 for size in sizes)
+
+
 @check
 def deepspeed_batch(bundle: Bundle) -> Iterator[Finding]:
     """train_batch_size = micro-batch x accumulation x world (bigcode-project/starcoder#77)."""
@@ -42,6 +49,9 @@ def deepspeed_batch(bundle: Bundle) -> Iterator[Finding]:
         if accumulation is None:
             accumulation = _number(bundle.argument("gradient_accumulation_steps"))
         world = bundle.world
+        shared = _ranks_a_sample(document)
+        if world and shared > 1:
+            world = Sourced(max(1, world.value // shared), f"{world.where}, {shared} ranks a sample")
         if micro and accumulation and world:
             right = micro * accumulation * world.value
             if right != batch:

@@ -181,7 +181,7 @@ def early_expansion(bundle: Bundle) -> Iterator[Finding]:
             for name in _TASK_VARIABLES:
                 if name in word.expanded and variable in shell.exported and not word.single:
                     # A launch command in a variable: with c10d the agents agree on their ranks by themselves.
-                    agreed = re.search(r"rdzv_backend[= ]c10d", word.text)
+                    agreed = bool(re.search(r"rdzv_backend[= ]c10d", word.text))
                     yield (warning if agreed else error)(
                         "early-expansion",
                         document.at(line),

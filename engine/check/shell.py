@@ -245,7 +245,8 @@ def option_of(texts: list[str], *names: str) -> str | None:
         if text.startswith("-") and _norm(key) in wanted:
             if equals:
                 return value
-            return texts[index + 1] if index + 1 < len(texts) else ""
+            following = texts[index + 1] if index + 1 < len(texts) else ""
+            return "" if re.match(r"--?[A-Za-z]", following) else following
     return None
 
 

@@ -292,4 +292,18 @@ CASES = {
         {"t.py": "a = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=2, offload_param_device='cpu'))\n"},
         {"t.py": "a = Accelerator(deepspeed_plugin=DeepSpeedPlugin(zero_stage=3, offload_param_device='cpu'))\n"},
     ),
+    "deepspeed-trainer-mismatch#flag-alone": (
+        {"d.json": zero3({"fp16": {"enabled": False}}), "run.sh": "deepspeed --num_gpus 8 t.py --fp16 --deepspeed d.json --max_steps 5\n"},
+        {"d.json": zero3({"fp16": {"enabled": True}}), "run.sh": "deepspeed --num_gpus 8 t.py --fp16 --deepspeed d.json --learning_rate ${1:-0.1}\n"},
+    ),
+    "two-precisions#one-or-the-other": (
+        {"t.py": "c = {'zero_optimization': {'stage': 1}}\nc['bf16'] = {'enabled': True}\nc['fp16'] = {'enabled': True}\ndeepspeed.initialize(config=c)\n"},
+        {"t.py": "c = {'zero_optimization': {'stage': 1}}\nif half:\n    c['bf16'] = {'enabled': True}\nelse:\n    c['fp16'] = {'enabled': True}\ndeepspeed.initialize(config=c)\n"},
+    ),
+    "batch-arithmetic#ranks-that-share-a-sample": (
+        {"d.json": {"train_batch_size": 2, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "sequence_parallel_size": 2},
+         "run.sh": "deepspeed --num_gpus 2 t.py --deepspeed d.json\n"},
+        {"d.json": {"train_batch_size": 1, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "sequence_parallel_size": 2},
+         "run.sh": "deepspeed --num_gpus 2 t.py --deepspeed d.json\n"},
+    ),
 }  # fmt: skip
