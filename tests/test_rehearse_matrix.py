@@ -37,6 +37,7 @@ MATRIX = {
     "zero3": (plan(gpus=4, strategy=Strategy.ZERO3), 2, True, "universal checkpoint"),
     "zero3-lora": (plan(gpus=4, strategy=Strategy.ZERO3, method=Method.LORA), 2, False, "adapters"),
     "zero3-moe": (plan(MOE, strategy=Strategy.ZERO3), 2, False, "DeepSpeedEngine"),
+    "zero3-ulysses": (plan(gpus=4, strategy=Strategy.ZERO3, cp=2), 2, False, "cp 2 as 2"),
     "zero2-deepspeed-launcher": (plan(gpus=4, strategy=Strategy.ZERO2), 2, False, "DeepSpeedEngine"),
     "one-rank": (plan(gpus=1, strategy=Strategy.NONE), 1, False, "loads with from_pretrained"),
 }

@@ -12,6 +12,7 @@ from ftdash.engine.mesh import Mesh, check_shape
 from ftdash.engine.model.load import from_config, load_preset
 from ftdash.engine.plan import Attention, Method, Offload, Optimizer, Plan, Strategy
 from ftdash.engine.rehearse import RehearsalError
+from ftdash.engine.rehearse.run import left_lock
 from ftdash.engine.rehearse.small import MAX_PROCESSES, hub_config, small_config, small_plan
 
 DENSE = Plan(model="qwen3-8b", gpus=64)
@@ -23,7 +24,6 @@ PLANS = [
     replace(DENSE, strategy=Strategy.ZERO3),
     replace(DENSE, tp=4),
     replace(DENSE, strategy=Strategy.HSDP, tp=8, replicate=2),
-    replace(DENSE, strategy=Strategy.ZERO3, cp=4),
     replace(MOE, ep=64),
     replace(MOE, ep=8),
     replace(MOE, ep=8, tp=4),
@@ -47,6 +47,12 @@ def test_an_axis_that_cannot_be_kept_is_a_failure(monkeypatch):
     plan = replace(DENSE, strategy=Strategy.HSDP, replicate=2, tp=2)
     with pytest.raises(RehearsalError, match="8 processes keep every axis above 1; at most 4"):
         small_plan(plan)
+
+
+def test_ulysses_keeps_its_own_axis_and_says_which_one_it_leaves():
+    small, left = small_plan(replace(DENSE, strategy=Strategy.ZERO3, cp=4))
+    assert (small.cp, small.gpus) == (2, 2)
+    assert any("first group alone" in line for line in left)
 
 
 def test_ring_attention_is_refused_on_a_cpu_with_the_reason():
@@ -108,3 +114,11 @@ def test_the_small_model_divides_by_the_mesh_and_keeps_its_kind(name, tp):
 def test_a_bare_parameter_count_has_no_architecture_to_rehearse():
     with pytest.raises(RehearsalError, match="--model"):
         hub_config(Plan(params=8e9))
+
+
+def test_a_lock_that_a_killed_compilation_left_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert left_lock() == ""
+    (tmp_path / "py311_cpu" / "op").mkdir(parents=True)
+    (tmp_path / "py311_cpu" / "op" / "lock").write_bytes(b"")
+    assert str(tmp_path / "py311_cpu" / "op" / "lock") in left_lock()

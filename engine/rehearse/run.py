@@ -86,6 +86,8 @@ def _prove(stage: _Stage, proved: list[str], resume: bool) -> list[str]:
     proved += stage.loaded()
     if not resume:
         return ["resuming on another number of ranks: not asked for"]
+    if stage.plan.cp > 1:
+        return ["resuming on another number of ranks: gloo has one sequence-parallel group, of all ranks"]
     proved += stage.resumed(checkpoint)
     return []
 
@@ -95,9 +97,9 @@ def _mesh_kept(plan: Plan, small: Plan) -> str:
     axes = [
         f"{name} {getattr(before, name)} as {getattr(after, name)}"
         for name in ("replicate", "shard", "cp", "tp", "ep")
-        if getattr(before, name) > 1
+        if getattr(before, name) > 1 and getattr(after, name) > 1
     ]
-    return f"every axis kept above 1: {', '.join(axes)}" if axes else "one rank, no axis to keep"
+    return f"axes kept above 1: {', '.join(axes)}" if axes else "one rank, no axis to keep"
 
 
 class _Stage:
@@ -292,13 +294,22 @@ def _execute(command: Command, run: RunDir, name: str) -> None:
         try:
             code = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise RehearsalError(f"{name}: not done after {TIMEOUT_S:.0f} s; see {log}") from None
+            raise RehearsalError(
+                f"{name}: not done after {TIMEOUT_S:.0f} s{left_lock()}; see {log}"
+            ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if code:
         raise RehearsalError(f"{name} ended with {code}: {_last_error(log)}; see {log}")
+
+
+def left_lock() -> str:
+    """A hint where a compilation that was killed left its lock: torch waits for it without end, silently."""
+    cache = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
+    lock = next((path for path in Path(cache).glob("**/lock") if path.is_file()), None)
+    return f" (waiting for {lock}? remove it when nothing compiles)" if lock else ""
 
 
 def _last_error(log: Path) -> str:

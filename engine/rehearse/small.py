@@ -47,6 +47,12 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
     mesh = Mesh.from_plan(plan)
     replicate, shard, tp, ep = (min(size, 2) for size in (mesh.replicate, mesh.shard, mesh.tp, mesh.ep))
     cp = min(mesh.cp, 2)
+    left: list[str] = []
+    if cp > 1 and shard > 1:
+        # Its all-to-all stands on scatters that name global ranks (torch/distributed/nn/functional.py), which
+        # only the group that begins with rank 0 has. ZeRO still shards over the ranks of that group.
+        shard = 1
+        left.append("data-parallel groups beside Ulysses': on gloo torch runs the first group alone")
     if mesh.ep > 1:
         ep = max(2, tp)
         # Experts that several ranks share stay shared.
@@ -59,7 +65,6 @@ def small_plan(plan: Plan, steps_rank: int = 8) -> tuple[Plan, list[str]]:
             "above 1; "
             f"at most {MAX_PROCESSES} fit a rehearsal"
         )
-    left: list[str] = []
     offload = plan.offload
     if offload is not Offload.NONE and plan.strategy not in ZERO_STAGE:
         left.append("parameter offload: FSDP pins host memory, which needs a GPU")
