@@ -23,6 +23,7 @@ from ftdash.tui.widgets.text_field import TextField
 SLURM_FIELDS = tuple(field.name for field in fields(SlurmFields))
 NO_RECIPE = "none: the plan"
 WHOLE = ("steps", "nodes", "save_steps")
+NODE_STOPS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 LABELS = {"cpus_per_task": "CPUs a node", "qos": "QOS", "container_runtime": "Runtime"}
 EXAMPLES = {
     "time": "the partition's limit, or 8:00:00, 1-12",
@@ -76,7 +77,7 @@ def show_values(pane: Widget, wanted: Wanted) -> None:
 def backend_controls(wanted: Wanted) -> Iterator[Widget]:
     """The backend, then the fields of each; the pane's class shows those of the chosen one."""
     yield Choice("backend", "Backend", [(kind.value, kind.value) for kind in Backend], wanted.backend)
-    nodes = Slider("nodes", "Nodes", geometric(1, 128, 8), wanted.nodes, fmt=fmt.number, log=True)
+    nodes = Slider("nodes", "Nodes", NODE_STOPS, wanted.nodes, fmt=fmt.number, log=True)
     nodes.add_class("of-slurm", "of-ssh")
     yield nodes
     hosts = TextField("hosts", "Hosts file", wanted.hosts, empty="needed: NAME [slots=N] a line")
