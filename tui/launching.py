@@ -259,7 +259,8 @@ def findings_of(wanted: Wanted) -> tuple[Finding, ...]:
             paths.append(script)
         else:
             paths += _written(wanted, base)
-        found += check_files(paths)
+        told = {finding.code for finding in found}  # a taken port is an error here, and only a note to a file
+        found += [finding for finding in check_files(paths) if finding.code not in told]
     return tuple(sorted(found, key=lambda finding: (finding.severity.order, not finding.change)))
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -160,3 +163,24 @@ def fixed(wanted: Wanted, code: str) -> Wanted:
 )
 def test_a_fix_takes_its_finding_away(wanted: Wanted, code: str) -> None:
     fixed(wanted, code)
+
+
+@pytest.mark.parametrize("flag", ["--master_port={}", "--master_port {}", "--main_process_port={}"])
+def test_a_taken_port_of_an_own_command_is_changed_for_a_free_one(flag: str) -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        taken = flag.format(listener.getsockname()[1])
+        before = Wanted(PLAN, command=f"{sys.executable} -m torch.distributed.run {taken} x.py --lr 1")
+        after = fixed(before, "port-taken").command
+        assert taken not in after
+        assert after.endswith("x.py --lr 1")
+
+
+def test_a_taken_default_port_gets_a_flag_behind_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        monkeypatch.setattr("ftdash.engine.launch.checks.STATIC_PORT", listener.getsockname()[1])
+        words = fixed(Wanted(PLAN, command=f"{sys.executable} -m torch.distributed.run x.py"), "port-taken")
+        assert re.search(r"-m torch\.distributed\.run --master_port \d+ x\.py$", words.command)
