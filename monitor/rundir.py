@@ -23,6 +23,7 @@ import re
 import secrets
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -257,19 +258,21 @@ def find_run(name: str, root: str | os.PathLike[str] | None = None) -> RunDir:
     return matches[0]
 
 
-def list_runs(root: str | os.PathLike[str] | None = None) -> list[RunDir]:
-    """All runs, oldest first; ids sort by time. Folders without a run.json are left out."""
+def list_runs(root: str | os.PathLike[str] | None = None, newest: int | None = None) -> list[RunDir]:
+    """All runs, or the newest ones, oldest first; ids sort by time. A folder without run.json is no run."""
     base = runs_root(root)
     try:
         with os.scandir(base) as entries:
             names = sorted(
-                entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+                (entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")),
+                reverse=True,
             )
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunError(f"cannot read {base}: {error.strerror or error}") from error
-    return [RunDir(base / name) for name in names if (base / name / "run.json").is_file()]
+    with_manifest = (name for name in names if os.path.isfile(f"{base}/{name}/run.json"))
+    return [RunDir(base / name) for name in islice(with_manifest, newest)][::-1]
 
 
 def stored_env(environ: dict[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import Alert, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
 
+MOST_SILENT_NAMED = 3
 GONE_AFTER_S = 5.0  # an agent that is alive and has not listed a rank for so long has seen it go
 
 
@@ -231,15 +232,25 @@ def _measured(
 
 
 def _silent_nodes(around: Surroundings, states: tuple[RankState, ...]) -> tuple[Alert, ...]:
+    """One alert a node; a single one where many fall silent at once, as when their file system does."""
+    why = "node, network or file system"
+    hosts = sorted(around.silent)
+    if len(hosts) <= MOST_SILENT_NAMED:
+        groups = [([host], f"no word from {host} for {around.silent[host]:.0f} s: {why}") for host in hosts]
+    else:
+        named = ", ".join(hosts[:MOST_SILENT_NAMED])
+        least_s = min(around.silent.values())
+        text = f"no word from {len(hosts)} nodes for {least_s:.0f} s and more: {why}; {named} and others"
+        groups = [(hosts, text)]
     return tuple(
         Alert(
             "node-silent",
             "error",
-            f"no word from {host} for {age_s:.0f} s: node, network or file system",
-            tuple(state.rank for state in states if state.host == host),
+            text,
+            tuple(state.rank for state in states if state.host in members),
             around.now,
         )
-        for host, age_s in around.silent.items()
+        for members, text in groups
     )
 
 

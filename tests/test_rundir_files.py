@@ -115,3 +115,16 @@ def test_a_manifest_survives_its_own_format(tmp_path: Path) -> None:
         3,
         -9,
     )
+
+
+def test_of_ten_thousand_runs_only_the_newest_are_looked_at(tmp_path: Path, monkeypatch) -> None:
+    for number in range(10_000):
+        (tmp_path / f"20260101-{number:05d}").mkdir()
+    for number in (3, 9_000, 9_997, 9_999):
+        (tmp_path / f"20260101-{number:05d}" / "run.json").write_text("{}")
+    looked = []
+    real = os.path.isfile
+    monkeypatch.setattr(os.path, "isfile", lambda path: looked.append(path) or real(path))
+    assert [run.run_id[-5:] for run in list_runs(tmp_path, newest=2)] == ["09997", "09999"]
+    assert len(looked) == 3
+    assert [run.run_id[-5:] for run in list_runs(tmp_path)] == ["00003", "09000", "09997", "09999"]

@@ -247,10 +247,10 @@ class Cockpit(App[None]):
             live: list[RunDir] = []
             newest: RunDir | None = None
             try:
-                runs = list_runs(self.runs_root)
+                runs = list_runs(self.runs_root, newest=LIVE_RUNS_LOOKED_AT)
             except RunError:
                 runs = []
-            for run in reversed(runs[-LIVE_RUNS_LOOKED_AT:]):
+            for run in reversed(runs):
                 try:
                     manifest = run.read_manifest()
                 except RunError:

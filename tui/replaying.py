@@ -34,7 +34,7 @@ class ReplayFeed(RunFeed):
         share = (self._at - self._start) / (self._end - self._start)
         clock = time.strftime("%H:%M:%S", time.localtime(self._at))
         pace = "paused" if self.paused else "at its end" if self._at >= self._end else f"{self.speed:g} times"
-        return f"replay {clock}, {fmt.percent(share)}, {pace}"
+        return f"replay {clock}, {fmt.percent(share)}, {pace}: space pauses, [ ] seek, + - speed, p ends"
 
     def pause(self) -> None:
         """Stop, or go on; at the end of the run, begin anew."""

@@ -39,7 +39,7 @@ async def test_a_run_is_played_again_with_seek_pause_and_speed(tmp_path: Path) -
         await until(pilot, lambda: 0 <= steps_shown(screen_text(app)) < 150)
         assert isinstance(app.feed, ReplayFeed)
         await pilot.press("space")
-        await until(pilot, lambda: "paused" in screen_text(app))
+        await until(pilot, lambda: ", paused" in screen_text(app))
         paused_at = steps_shown(screen_text(app))
         await pilot.press("right_square_bracket", "right_square_bracket")
         await until(pilot, lambda: steps_shown(screen_text(app)) in range(paused_at + 15, paused_at + 25))
@@ -141,3 +141,14 @@ async def test_a_gpu_that_is_not_sure_to_be_the_ranks_own_is_marked_and_explaine
         await pilot.press("enter")
         await pilot.pause()
         assert "mapping unsure" in screen_text(app)
+
+
+async def test_a_map_that_was_hidden_shows_what_is_now_when_it_comes_back(tmp_path: Path) -> None:
+    state = screens.run_state(4)
+    async with cockpit(tmp_path, pane="monitor", size=(120, 40), state=state) as (app, pilot):
+        pane = app.panes["monitor"]
+        for experts in (state.experts, (), state.experts):
+            app.feed.state = replace(state, experts=experts)  # type: ignore[union-attr]
+            app.show_newest(pane)
+            await pilot.pause()
+            assert ("L0 " in screen_text(app), "no experts" in screen_text(app)) == (bool(experts), False)

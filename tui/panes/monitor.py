@@ -104,12 +104,15 @@ class MonitorPane(Pane):
             self._memory.clear()
             self._other = None
             self.query_one(AlertList).forget()
+            self.query_one(RankTable).cursor = 0
         many = len(state.ranks) > MANY_RANKS
         nodes, table, gpus = self.query_one(NodeGrid), self.query_one(RankTable), self.query_one(GpuStrip)
         heat = self.query_one(ExpertHeatmap)
         nodes.display = many
-        gpus.display = bool(state.gpus) and not many
-        heat.display = bool(state.experts)
+        # On the smallest terminals the ranks come first; x still shows the experts by themselves.
+        cramped = self.has_class("-narrow") and self.has_class("-short")
+        gpus.display = bool(state.gpus) and not many and not cramped
+        heat.display = bool(state.experts) and (not (many and cramped) or self.has_class("-only-experts"))
         self._share_height(state, many)
         if many:
             nodes.show(state.ranks, state.alerts)
@@ -163,14 +166,17 @@ class MonitorPane(Pane):
             self.query_one(NodeGrid),
         )
         wanted = len(state.ranks) + 3
-        layers = self.query_one(ExpertHeatmap).lines_for(state.experts) + 2 if state.experts else 0
-        gpu_lines = self.query_one(GpuStrip).lines_for(state.gpus, self.size.width) + 2 if state.gpus else 0
+        layers = heat.lines_for(state.experts) + 2 if heat.display else 0
+        gpu_lines = 0
+        if self.query_one(GpuStrip).display:
+            width = self.query_one("#monitor-main").size.width
+            gpu_lines = self.query_one(GpuStrip).lines_for(state.gpus, width) + 2
         heights = (room, wanted if not many else 0, layers, gpu_lines)
         if heights == self._heights or not room:
             return
         self._heights = heights
         if many:
-            most = max(6, room - 6 - min(max(layers, 3), 8))
+            most = max(6, room - 6 - min(layers, 8))
             width = self.query_one("#monitor-main").size.width - 2
             nodes.show(state.ranks, state.alerts)
             lines = -(-len(nodes.nodes) // nodes.per_line(width, most - 2))

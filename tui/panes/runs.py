@@ -32,7 +32,7 @@ RunRow = tuple[RunDir, Manifest | None]
 def newest_runs(root: str | None, limit: int = MOST_RUNS) -> list[RunRow]:
     """Runs and their manifests, newest first; None for a manifest that cannot be read. Raises RunError."""
     rows: list[RunRow] = []
-    for run in reversed(list_runs(root)[-limit:]):
+    for run in reversed(list_runs(root, newest=limit)):
         try:
             rows.append((run, run.read_manifest()))
         except RunError:

@@ -53,10 +53,10 @@ class GpuStrip(LineWidget):
 
     @staticmethod
     def _block(gpu: GpuState, several: bool) -> list[Part]:
-        name = fmt.fit(
-            f"{fmt.clean(gpu.host).split('.')[0]}/{gpu.index}" if several else str(gpu.index),
-            7 if several else 3,
-        )
+        name = fmt.fit(str(gpu.index), 3)
+        if several:
+            full = f"{fmt.clean(gpu.host).split('.')[0]}/{gpu.index}"  # its end tells GPUs apart
+            name = fmt.fit(full if len(full) <= 9 else f"…{full[-8:]}", 10)
         if gpu.state != "ok":
             text = fmt.fit(f"{theme.GLYPHS.no} {gpu.state} {fmt.clean(gpu.error)}", BLOCK - len(name) - 1)
             return [(name, theme.BOLD), (text + " ", theme.BAD)]

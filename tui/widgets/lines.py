@@ -54,6 +54,7 @@ class LineWidget(PlainTitles, Widget):
     def redraw(self) -> None:
         """Draw again and repaint what differs; nothing while the widget has no place on the screen."""
         if not self.is_mounted or not self.size.width or not self.size.height:
+            self._drawn_for = None  # it may come back in its old size
             return
         old, size = self._lines, self._drawn_for
         self._compute()
