@@ -20,7 +20,8 @@ _PAIRS = (
     ("×✗", "x"),
     ("−", "-"),
     ("°", "'"),
-    ("█▓▒░▄▀■", "#"),
+    ("▂▃", "="),
+    ("█▓▒░▄▅▆▇▀■", "#"),
     ("●◐○", "o"),
 )
 _TABLE = {ord(char): plain for chars, plain in _PAIRS for char in chars}

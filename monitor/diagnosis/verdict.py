@@ -30,14 +30,16 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     return _without(missing, verdict) if missing else verdict
 
 
+_REASONS = 3  # told in full, of those why ranks could not be looked at
 # Verdicts that hold only when every rank was looked at.
 _NEEDS_ALL = frozenset({Kind.NETWORK, Kind.RENDEZVOUS, Kind.STORE, Kind.NO_EVIDENCE})
 
 
 def _without(missing: Sequence[View], verdict: Verdict) -> Verdict:
     """What a verdict is worth when nobody could look at some ranks: they are neither guilty nor cleared."""
-    texts = {view.evidence.process.failure_text for view in missing if view.evidence.process}
-    unseen = f"rank {ranks_of(missing)} could not be looked at: {'; '.join(sorted(texts))}"
+    texts = sorted({view.evidence.process.failure_text for view in missing if view.evidence.process})
+    more = f"; and {len(texts) - _REASONS} more such reasons" if len(texts) > _REASONS else ""
+    unseen = f"rank {ranks_of(missing)} could not be looked at: {'; '.join(texts[:_REASONS])}{more}"
     if working := [view for view in missing if view.motion.counted and (view.motion.busy or view.progresses)]:
         unseen += f"; rank {ranks_of(working)} runs ({working[0].motion.words()})"
     against = (*verdict.against, unseen)
