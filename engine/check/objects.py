@@ -91,7 +91,7 @@ _NONE = Found(Role.UNKNOWN)
 _TRAINER = re.compile(r"Trainer(?!Callback|Config|Args|Arguments|State|Control|Mixin)\w*$")
 _MODEL_CLASS = re.compile(r"(Model|ForCausalLM|LMHead|For[A-Z]\w+|Transformer)(\w*)$")
 _NO_MODEL = re.compile(
-    r"(Token|Process|Config|Extractor|Arguments|Dataset|Collator|Callback|Output|Card|Args)"
+    r"(^EMA|^Ema|Averaged|Token|Process|Config|Extractor|Arguments|Dataset|Collator|Callback|Output|Card|Args)"
 )
 _WRAPPERS = words(
     "get_peft_model prepare_model_for_kbit_training FSDP FullyShardedDataParallel DistributedDataParallel "

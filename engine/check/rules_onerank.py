@@ -206,7 +206,7 @@ def _by_name(owner: ast.expr) -> Role:
         return Role.ACCELERATOR
     if last in ("model_engine", "ds_engine", "deepspeed_engine"):
         return Role.ENGINE
-    if last == "model" or last.endswith("_model") or last in ("fsdp_model", "policy"):
+    if last == "model" or (last.endswith("_model") and "ema" not in last) or last in ("fsdp_model", "policy"):
         return Role.MODEL
     return Role.UNKNOWN
 
