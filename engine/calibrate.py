@@ -138,6 +138,18 @@ class Corrected:
     def device(self) -> int:
         return self.reserved + self.context
 
+    def to_json(self) -> dict[str, Any]:
+        """Bytes and seconds, and which runs they come from."""
+        return {
+            "allocated": self.allocated,
+            "reserved": self.reserved,
+            "context": self.context,
+            "device": self.device,
+            "step_s": self.step_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "because": self.because,
+        }
+
 
 def correct(prediction: Prediction, calibration: Calibration) -> Corrected | None:
     """The prediction times what was learned for its GPU and family; None when nothing was.

@@ -17,6 +17,7 @@ from ftdash.monitor.rundir import Manifest
 from ftdash.monitor.state import RunPhase
 from tests.support.cluster import Cluster
 from tests.support.runs import run_state, with_rank
+from tests.support.screens import cockpit, screen_text, until
 
 GIB = 1 << 30
 PREDICTED = {
@@ -144,3 +145,25 @@ def test_a_prediction_is_corrected_only_by_what_was_measured():
     assert found.because == "by 3 runs of qwen3 on h100-sxm-80g"
     other = Learned("l4-24g", "qwen3", 1, step_ratio=2.0)
     assert correct(prediction, Calibration((other,))) is None
+
+
+def test_the_plan_shows_what_was_learned_beside_its_own_prediction(ftdash_home):
+    flags = ["plan", "--model", "qwen3-8b", "--gpu", "h100-sxm-80g", "--gpus", "8", "--strategy", "fsdp"]
+    command = [sys.executable, "-c", "from ftdash.tui.cli import main; main()", *flags]
+    bare = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+    assert "calibrated" not in bare
+    save(Calibration((Learned("h100-sxm-80g", "qwen3", 2, reserved_ratio=1.5, step_ratio=2.0),)))
+    found = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True).stdout)
+    assert found.pop("calibrated")["step_s"] == pytest.approx(2 * bare["time"]["step_s"])
+    assert found == bare
+    told = subprocess.run(command, capture_output=True, text=True).stdout
+    assert "as measured by 2 runs of qwen3 on h100-sxm-80g" in told
+
+
+async def test_the_plan_pane_shows_what_was_learned(ftdash_home, tmp_path):
+    save(Calibration((Learned("h100-sxm-80g", "qwen3", 2, step_ratio=2.0),)))
+    async with cockpit(tmp_path, pane="plan", size=(160, 50)) as (app, pilot):
+        app.panes["plan"].set_plan(Plan(model="qwen3-8b", gpu="h100-sxm-80g", gpus=8))
+        await until(pilot, lambda: "as measured by 2 runs of qwen3" in screen_text(app))
+        app.panes["plan"].set_plan(Plan(model="qwen3-8b", gpu="l4-24g", gpus=8))
+        await until(pilot, lambda: "as measured" not in screen_text(app))

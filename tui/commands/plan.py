@@ -15,9 +15,11 @@ from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, strategy_was_given
 
 if TYPE_CHECKING:
+    from ftdash.engine.calibrate import Corrected
     from ftdash.engine.check.findings import Finding
     from ftdash.engine.plan import Plan
     from ftdash.engine.planner.bill import Bill
+    from ftdash.engine.planner.result import Prediction
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         prediction = evaluate(plan)
         found = prediction.to_json()
+        if (measured := _as_measured(prediction)) is not None:
+            found["calibrated"] = measured.to_json()
         if bill is not None:
             found["cost"] = bill.of(prediction.time).to_json()
         known = {advice["code"] for advice in found["advice"]}
@@ -60,12 +64,35 @@ def run(args: argparse.Namespace) -> int:
         ]
         sys.stdout.write(json.dumps(found) + "\n")
     elif strategy_was_given(args):
-        plan_tables.show(evaluate(plan), bill)
+        prediction = evaluate(plan)
+        plan_tables.show(prediction, bill)
+        if (measured := _as_measured(prediction)) is not None:
+            sys.stdout.write(_measured_line(measured))
         for trap in _traps(plan):
             sys.stdout.write(f"- {trap.code}: {trap.text}: {trap.fix}\n")
     else:
         plan_tables.compare(plan, bill)
     return 0
+
+
+def _as_measured(prediction: Prediction) -> Corrected | None:
+    """The prediction as `ftdash calibrate` learned it from earlier runs; None when that was nothing."""
+    from ftdash.engine.calibrate import correct, learned
+
+    calibration = learned()
+    if calibration.notice:
+        sys.stderr.write(f"ftdash: {calibration.notice}\n")
+    return correct(prediction, calibration)
+
+
+def _measured_line(measured: Corrected) -> str:
+    allocated, reserved, device = (
+        f"{size / 1e9:.1f}" for size in (measured.allocated, measured.reserved, measured.device)
+    )
+    return (
+        f"as measured {measured.because}: allocated {allocated}, reserved {reserved}, device {device} GB;"
+        f" step {measured.step_s:.2f} s, {measured.tokens_per_s_per_gpu:,.0f} tokens/s a GPU\n"
+    )
 
 
 def _states(plan: Plan, *, as_json: bool) -> int:

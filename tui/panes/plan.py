@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container, VerticalScroll
+from textual.content import Content
 from textual.timer import Timer
 from textual.widget import Widget
 
@@ -32,6 +33,9 @@ from ftdash.tui.widgets.slider import Slider
 from ftdash.tui.widgets.speed_panel import SpeedPanel
 from ftdash.tui.widgets.stacked_bar import VERDICT_LOOK, StackedBar
 from ftdash.tui.widgets.strip import StageStrip
+
+if TYPE_CHECKING:
+    from ftdash.engine.calibrate import Calibration
 
 START = Plan(
     model="qwen3-30b-a3b",
@@ -101,6 +105,7 @@ class PlanPane(Pane):
         self.file = ""
         self._held: int | None = None  # tokens of a step before the GPUs moved
         self._neighbours: Timer | None = None
+        self._calibration: Calibration | None = None  # read when the first answers stand
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="inputs", classes="framed", can_focus=False) as inputs:
@@ -194,6 +199,19 @@ class PlanPane(Pane):
         once = spread * plan.micro_batch * plan.seq_len
         return self._held // once if self._held and self._held >= once and self._held % once == 0 else None
 
+    def _show_measured(self) -> None:
+        """What runs of this kind measured; nothing before `ftdash calibrate` learned any."""
+        from ftdash.engine.calibrate import correct, learned
+
+        if self._calibration is None:
+            self._calibration = learned()
+        found = correct(self.prediction, self._calibration) if self.prediction is not None else None
+        words = ""
+        if found is not None:
+            speed = fmt.rate(found.tokens_per_s_per_gpu)
+            words = f"as measured {found.because}: {fmt.gb(found.device)} GB, {speed} tokens/s a GPU"
+        self.query_one("#advice").border_subtitle = Content(words)
+
     def _show_neighbours(self) -> None:
         strip = self.query_one(StageStrip)
         if strip.display and strip.size.height:
@@ -202,6 +220,7 @@ class PlanPane(Pane):
             except (ModelError, HardwareError):
                 strip.cells = {}
         self.query_one(AdviceList).show(self.prediction.advice if self.prediction is not None else ())
+        self._show_measured()
 
     def set_plan(self, plan: Plan) -> None:
         """Take over a whole plan: every control follows."""
