@@ -58,6 +58,9 @@ class RankExit(msgspec.Struct, omit_defaults=True):
     host: str = ""
 
 
+STATES = ("starting", "running", "finished", "failed", "stopped")
+
+
 class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     """run.json. `state`: starting, running, finished, failed, stopped (stalled is derived by readers)."""
 
@@ -227,13 +230,16 @@ class RunDir:
     def read_manifest(self) -> Manifest:
         """Raises RunError, naming the file, when it is missing, broken or not ours to read."""
         try:
-            return msgspec.json.decode(self.manifest_path.read_bytes(), type=Manifest)
+            manifest = msgspec.json.decode(self.manifest_path.read_bytes(), type=Manifest)
         except FileNotFoundError:
             raise RunError(f"no run.json in {self.path}: not a run directory") from None
         except OSError as error:
             raise RunError(f"cannot read {self.manifest_path}: {error.strerror or error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise RunError(f"{self.manifest_path} is broken: {error}") from None
+        if manifest.state not in STATES:
+            raise RunError(f"{self.manifest_path} is broken: state {manifest.state[:40]!r}")
+        return manifest
 
 
 def find_run(name: str, root: str | os.PathLike[str] | None = None) -> RunDir:

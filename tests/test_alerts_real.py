@@ -1,4 +1,4 @@
-"""Real two-rank trainings with one planted fault each raise exactly the alert of that fault."""
+"""Real trainings of two and four ranks with one planted fault each raise exactly the alert of that fault."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ TIMEOUT_S = 150.0
 
 
 def train(
-    fault: str, root: Path, each_poll: Callable[[RunState], None] = lambda state: None, steps: int = 70
+    fault: str,
+    root: Path,
+    each_poll: Callable[[RunState], None] = lambda state: None,
+    steps: int = 70,
+    ranks: int = 2,
 ) -> tuple[RunState, dict[str, list[Alert]]]:
     """Run the training under the agent; its last state, and every alert that was raised, by code."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     launch = [*CLI, "launch", "--detach", "--runs", str(root), "--", *torchrun, str(SCRIPT)]
     env = {**os.environ, "FAULT": fault, "STEPS": str(steps), "PYTHONPATH": str(SCRIPT.parents[2])}
     done = subprocess.run(launch, capture_output=True, text=True, env=env, timeout=60)
@@ -73,6 +77,13 @@ def test_a_rank_with_slow_data_is_named_with_its_wait(tmp_path):
         assert alert.ranks == (1,)
         assert "loading data" in alert.text
         assert "waiting for data" in alert.text or "own data" in alert.text
+
+
+def test_among_four_ranks_only_the_one_with_slow_data_is_named(tmp_path):
+    state, found = train("slow-data", tmp_path, ranks=4, steps=50)
+    assert len(state.ranks) == 4
+    assert set(found) == {"straggler"}, found
+    assert {alert.ranks for alert in found["straggler"]} == {(1,)}
 
 
 def test_a_rank_on_a_slow_host_is_named_with_the_phase(tmp_path):

@@ -218,6 +218,8 @@ def test_a_broken_manifest_keeps_what_was_read_before(tmp_path: Path) -> None:
     state = reader.poll()
     assert state.manifest.world_size == 2
     assert any("run.json is broken" in notice for notice in state.notices)
+    run.manifest_path.write_text('{"run": "r", "state": "flying"}')
+    assert any("state 'flying'" in notice for notice in reader.poll().notices)
     reader.close()
     with pytest.raises(RunError, match=r"run\.json is broken"):
         RunReader(run).poll()
