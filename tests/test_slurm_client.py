@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.slurm import client
+from ftdash.engine.slurm import client, requeue
 from ftdash.engine.slurm.options import SlurmOptionError, SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
+from ftdash.monitor.rundir import Manifest, RunDir
 
 DATA = Path(__file__).parent / "data" / "slurm"
 
@@ -201,3 +202,19 @@ def test_the_script_is_clean_and_a_hostile_path_arrives_as_text(name: str, tmp_p
 def test_no_gpus_are_asked_for_on_cpu() -> None:
     assert not [word for word in SlurmOptions(gpus_per_node=0).arguments() if "gpus" in word]
     assert "--gpus-per-node=8" in SlurmOptions(gpus_per_node=8).arguments()
+
+
+@pytest.mark.parametrize(
+    ("state", "requeued"), [("RUNNING", True), ("COMPLETING", False), ("CANCELLED", False)]
+)
+def test_a_job_that_a_person_cancels_is_not_put_back_into_the_queue(
+    state: str, requeued: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(client, "call", lambda *argv, **_: calls.append(argv) or "")
+    monkeypatch.setattr(client, "job", lambda number: client.Job(id=number, state=state))
+    monkeypatch.setattr(requeue, "last_whole_checkpoint", lambda out: tmp_path)
+    run = RunDir.create(Manifest(run="r", state="stopped", output_dir=str(tmp_path)), tmp_path)
+    assert requeue.main([str(run.path)]) == (0 if requeued else 1)
+    assert calls == ([("scontrol", "requeue", "7")] if requeued else [])

@@ -26,6 +26,9 @@ def main(argv: list[str]) -> int:
         checkpoint = last_whole_checkpoint(Path(manifest.output_dir)) if manifest.output_dir else None
         if checkpoint is None:
             return _stay(f"no whole checkpoint in {manifest.output_dir or 'an output folder'}")
+        job = client.job(os.environ["SLURM_JOB_ID"])
+        if job is None or job.state != "RUNNING":  # a person cancels it: scancel signals this script too
+            return _stay(f"the job is {job.state.lower() if job else 'unknown'}")
         sys.stderr.write(f"ftdash: requeued, to go on from {checkpoint}\n")
         sys.stderr.flush()
         client.call("scontrol", "requeue", os.environ["SLURM_JOB_ID"])

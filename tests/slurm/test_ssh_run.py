@@ -18,6 +18,8 @@ import pytest
 
 from ftdash.monitor import procs
 from tests.support.namespaces import Namespaces, allowed
+from tests.support.operate import press_on, start_and_watch, stop, type_into
+from tests.support.screens import cockpit, screen_text, until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 pytestmark = [
@@ -182,6 +184,23 @@ def test_a_killed_agent_ends_no_training_and_its_host_is_reached_through_ssh(hos
     stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
     assert not procs.pids_of_run(folder)
+
+
+async def test_a_run_is_started_watched_on_both_hosts_and_stopped_with_keys_alone(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PATH", "FTDASH_HOME"):
+        monkeypatch.setenv(name, hosts.env[name])
+    async with cockpit(hosts.base / "home", pane="launch") as (app, pilot):
+        await press_on(app, pilot, "backend", "right", "right")
+        await press_on(app, pilot, "steps", "end")
+        await type_into(app, pilot, "hosts", str(hosts.base / "hosts"))
+        await until(pilot, lambda: "start over ssh: 2 ranks" in screen_text(app))
+        await start_and_watch(app, pilot, HOSTS)
+        run = app.feed.run
+        await stop(app, pilot)
+    assert run.read_manifest().state == "stopped"
+    assert not procs.pids_of_run(run.path)
 
 
 def test_a_host_that_is_not_there_is_one_line_with_its_name(hosts: Hosts, tmp_path: Path) -> None:
