@@ -59,7 +59,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
     tokens_per_s = _throughput(states, outcome.phase)
     step_s = liveness.typical_step_s(ranks)
-    running = outcome.phase is RunPhase.RUNNING
+    running, stalled = outcome.phase is RunPhase.RUNNING, outcome.phase is RunPhase.STALLED
     points = summary.points()
     losses = [state.loss for state in states if state.loss is not None and state.step == step]
     return RunState(
@@ -80,7 +80,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         alerts=_silent_nodes(around, states)
         + _own_alerts(outcome, around.now, states, _timeout_left_s(ranks, signs))
         + _hang_alerts(summary, outcome),
-        notices=around.notices + ((outcome.reason,) if outcome.reason and not final else ()),
+        notices=around.notices + ((outcome.reason,) if outcome.reason and not (final or stalled) else ()),
         batch=_batch(manifest, ranks),
         tokens_per_step=summary.tokens_per_step(),
         measured=_measured(ranks, states, tokens_per_s, step_s),

@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from ftdash.monitor.rundir import RunDir, RunError, list_runs
+from ftdash.monitor.state import RunPhase
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
@@ -208,7 +209,10 @@ class Cockpit(App[None]):
     def _run_updated(self) -> None:
         if self.feed is None:
             return
-        self.feed.take()
+        state = self.feed.take()
+        stuck = state is not None and state.state is RunPhase.STALLED
+        for tabs in self.screen_stack[0].query(TabBar):  # below whatever stands above the panes
+            tabs.show(diagnose=theme.GLYPHS.stalled if stuck else "")
         for name in self.visible_panes():
             if name in self.panes:
                 self.show_newest(self.panes[name])

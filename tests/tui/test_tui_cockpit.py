@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from ftdash.monitor.records import HANG_CODE
 from ftdash.monitor.rundir import Manifest, RunDir
-from ftdash.monitor.state import RunPhase
+from ftdash.monitor.state import Alert, RunPhase
 from ftdash.tui import theme
+from ftdash.tui.messages import RunUpdated
 from ftdash.tui.panes.help import HelpScreen
 from ftdash.tui.panes.rank import RankScreen
+from ftdash.tui.widgets.alerts import AlertList
 from tests.support import screens
 from tests.support.screens import HOSTILE, cockpit, screen_text, until
 
@@ -167,6 +170,23 @@ async def test_every_state_of_a_run_has_a_symbol_and_a_word(tmp_path: Path) -> N
             line = screen_text(app).splitlines()[1]
             assert phase.value in line
             assert line.strip()[0] in "●◐‖✓✗○"
+
+
+async def test_a_run_that_stands_still_points_to_diagnose_and_names_the_culprit_first(tmp_path: Path) -> None:
+    generic = Alert("stalled", "error", "no progress for 90 s", (), 200.0)
+    named = Alert(HANG_CODE, "error", "rank 1 is outside of any collective", (), 100.0)
+    state = replace(screens.run_state(2), state=RunPhase.STALLED, alerts=(generic, named))
+    async with cockpit(tmp_path, pane="monitor", size=(80, 24), state=state) as (app, pilot):
+        app.post_message(RunUpdated())
+        await until(pilot, lambda: "4 Diagnose ‖" in screen_text(app).splitlines()[0])
+        assert "4 says who holds it up" in screen_text(app).splitlines()[1]
+        assert [alert.code for alert in app.query_one(AlertList).items] == [HANG_CODE, "stalled"]
+        await pilot.press("question_mark")
+        app.feed.state = replace(state, state=RunPhase.RUNNING)  # type: ignore[union-attr]
+        app.post_message(RunUpdated())  # arrives while a screen stands above the panes
+        await pilot.pause()
+        await pilot.press("escape")
+        await until(pilot, lambda: "‖" not in screen_text(app).splitlines()[0])
 
 
 async def test_without_colour_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from rich.style import Style
 from textual.binding import Binding
 
 from ftdash.monitor.alerts import AlertBook
+from ftdash.monitor.records import HANG_CODE
 from ftdash.monitor.state import Alert
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
@@ -55,7 +56,10 @@ class AlertList(Grid):
     def _list(self) -> None:
         holding = [entry for entry in self.book.entries() if entry.until is None]
         open_alerts = [replace(entry.alert, t=entry.since) for entry in holding if not entry.acknowledged]
-        open_alerts.sort(key=lambda alert: (LOOK.get(alert.severity, LOOK["note"])[0], -alert.t))
+        # What names a culprit says more than that the run stands still.
+        open_alerts.sort(
+            key=lambda alert: (LOOK.get(alert.severity, LOOK["note"])[0], alert.code != HANG_CODE, -alert.t)
+        )
         title = f"Alerts {len(open_alerts)}" if open_alerts else f"Alerts {theme.GLYPHS.fits} none"
         if hidden := len(holding) - len(open_alerts):
             title += f" · {hidden} acknowledged"

@@ -93,9 +93,12 @@ class Overview(LineWidget):
         ]
         if width >= 100:
             parts.append((" " + fmt.spark(losses, 8, theme.GLYPHS.levels), theme.ACCENT))
-        if state.tokens_per_s is not None:
+        stalled = state.state is RunPhase.STALLED
+        if state.tokens_per_s is not None and not stalled:
             parts += [("  ", theme.DIM), (f"{fmt.rate(state.tokens_per_s)} tokens/s", theme.TEXT)]
-        if state.eta_s is not None and state.state in (RunPhase.RUNNING, RunPhase.STALLED):
+        if stalled:
+            parts += [("  4", theme.ACCENT), (" says who holds it up", theme.BAD)]
+        elif state.eta_s is not None and state.state is RunPhase.RUNNING:
             parts += [("  eta ", theme.DIM), (fmt.duration(state.eta_s), theme.TEXT)]
         elif state.manifest.ended and state.manifest.started:
             parts += [
