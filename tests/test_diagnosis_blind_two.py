@@ -118,7 +118,8 @@ def answers(
 
 
 def _param(case: Case) -> ParameterSet:
-    marks = [pytest.mark.xfail(reason=MISSED[case.name], strict=True)] if case.name in MISSED else []
+    # Not strict: a verdict that was wrong at one moment of a live job may be right at another.
+    marks = [pytest.mark.xfail(reason=MISSED[case.name], strict=False)] if case.name in MISSED else []
     return pytest.param(case, id=case.name, marks=marks)
 
 
