@@ -120,10 +120,13 @@ def test_a_split_gpu_without_a_named_instance_is_unsure():
 
 def test_the_environment_of_a_living_process_is_read():
     child = subprocess.Popen(
-        [sys.executable, "-c", "input()"],
+        [sys.executable, "-c", "print('runs', flush=True); input()"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-0003", "LOCAL_RANK": "1", "RANK": "1"},
     )
+    assert child.stdout is not None
+    child.stdout.readline()  # between fork and exec there is no environment to be read
     try:
         assert gpu_of_process(child.pid, ALIKE).uuid == "GPU-0003-aaaa"
         assert pids_by_namespace(child.pid)[0] == child.pid

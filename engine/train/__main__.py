@@ -5,9 +5,12 @@ Exit codes: 0 done (or stopped on request, with a checkpoint), 1 an error, 2 bad
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
 import warnings
+from typing import NoReturn
 
 from ftdash.engine.train import gloo_fsdp, options, verify
 from ftdash.engine.train.options import Options, TrainError
@@ -57,5 +60,20 @@ def _leave_group() -> None:
         distributed.destroy_process_group()
 
 
+def _end(status: int) -> NoReturn:
+    """End this process after all that Python does at an end, but without tearing the interpreter down.
+
+    Threads of torch's process groups can abort a rank there that has long finished and saved ("terminate
+    called without an active exception", seen under gloo): the launcher would call the run failed.
+    """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _end(main())
