@@ -25,7 +25,7 @@ from ftdash.monitor.hostname import node_name
 from ftdash.monitor.nvml import sample_gpus
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Event, Exit
-from ftdash.monitor.rundir import NODES_ENV, Manifest, RankExit, RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import NODES_ENV, Manifest, RankExit, RunDir, RunError
 from ftdash.monitor.state import RunPhase
 
 SAMPLE_S = 1.0
@@ -280,14 +280,12 @@ class Agent:
         ]
 
         def work() -> None:
-            from ftdash.monitor.diagnosis.collect import dump_ranks
-            from ftdash.monitor.diagnosis.model import encode_rank
+            from ftdash.monitor.diagnosis.collect import dump_ranks, save_ranks
 
             folder = self.run.stacks / request.stamp
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                for evidence in dump_ranks(ranks, native=request.native):
-                    write_atomic(folder / f"rank-{evidence.rank}.json", encode_rank(evidence))
+                save_ranks(folder, dump_ranks(ranks, native=request.native))
             except OSError as error:
                 self._event("error", "dump-failed", f"stack dump {request.stamp}: {error.strerror or error}")
 

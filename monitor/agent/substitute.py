@@ -16,7 +16,7 @@ from ftdash.monitor import procs
 from ftdash.monitor.agent.end import SAVE_WAIT_S, end_here
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.records import Exit, encode_line
-from ftdash.monitor.rundir import RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import RunDir, RunError
 
 NOTHING_LEFT = "-"
 
@@ -40,13 +40,11 @@ def main(argv: list[str]) -> int:
 
 def dump(run: RunDir, folder: Path) -> int:
     """The stacks of this node's ranks, each into its file; how many there were."""
-    from ftdash.monitor.diagnosis.collect import dump_ranks
-    from ftdash.monitor.diagnosis.model import encode_rank
+    from ftdash.monitor.diagnosis.collect import dump_ranks, save_ranks
 
     ranks = [(rank.rank, rank.pid) for rank in procs.find_ranks(procs.pids_of_run(run.path)).values()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for evidence in dump_ranks(ranks):
-        write_atomic(folder / f"rank-{evidence.rank}.json", encode_rank(evidence))
+    save_ranks(folder, dump_ranks(ranks))
     return len(ranks)
 
 

@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 
 from ftdash.monitor.attach.find import find_jobs
-from ftdash.monitor.diagnosis.collect import dump_ranks
-from ftdash.monitor.diagnosis.model import encode_rank
-from ftdash.monitor.rundir import write_atomic
+from ftdash.monitor.diagnosis.collect import dump_ranks, save_ranks
 
 
 def main(argv: list[str]) -> int:
@@ -29,8 +27,7 @@ def main(argv: list[str]) -> int:
         for rank in job.ranks
     ]
     args.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for evidence in dump_ranks(ranks):
-        write_atomic(args.folder / f"rank-{evidence.rank}.json", encode_rank(evidence))
+    save_ranks(args.folder, dump_ranks(ranks))
     print(len(ranks))
     return 0
 

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -28,12 +28,14 @@ from ftdash.monitor.diagnosis.model import (
     ProcessEvidence,
     RankEvidence,
     Thread,
+    encode_rank,
 )
 from ftdash.monitor.hostname import node_name
-from ftdash.monitor.rundir import RUN_DIR_ENV
+from ftdash.monitor.rundir import RUN_DIR_ENV, write_atomic
 
 MAX_CHILDREN = 32
 MAX_DUMP_BYTES = 32 << 20
+MOVED_BY_SIGNAL = "was sent SIGUSR2, which can cut a blocked system call short"
 _NONBLOCKING_TRIES = 6
 _SECOND_TIMEOUT_S = 8.0  # for ranks that a burdened machine did not show in time
 _STOPPED = "T"
@@ -208,53 +210,69 @@ _ASK_HOOK = frozenset(
 )
 
 
+def ask_server(evidence: ProcessEvidence) -> bool:
+    """Have torch's worker server in the process write the stacks: no signal, no pause. True when it did."""
+    from ftdash.monitor.diagnosis.workerserver import stacks
+
+    threads = _threads_in(stacks(evidence.pid, evidence.rank))
+    if not threads:
+        return False
+    evidence.threads, evidence.source = threads, "worker server"
+    return True
+
+
 def ask_hook(evidence: ProcessEvidence, patience_s: float = 1.0) -> bool:
     """Have the hook's faulthandler write the stacks, where py-spy may not look; True when it did.
 
     SIGUSR2 ends a process that does not handle it, so SigCgt is read first. The signal can cut a
     blocked system call short: that is said in `moved`.
     """
-    from ftdash.monitor.diagnosis.stacks import read_text
-
     run_dir = procfs.environment(evidence.pid).get(RUN_DIR_ENV)
     if not run_dir or evidence.rank is None or not procfs.proc_state(evidence.pid).catches_sigusr2:
         return False
     path = Path(run_dir) / "stacks" / f"faulthandler-rank-{evidence.rank}.txt"
     try:
-        before = path.stat().st_size
-        os.kill(evidence.pid, signal.SIGUSR2)
-        deadline = time.monotonic() + patience_s
-        size = before
-        while time.monotonic() < deadline:
-            time.sleep(0.05)
-            last, size = size, path.stat().st_size
-            if size > before and size == last:
-                break
-        with path.open("rb") as handle:
-            handle.seek(before)
-            text = handle.read(MAX_DUMP_BYTES).decode("utf-8", "replace")
+        if not path.exists():
+            return False
+        threads = hook_stacks(path, lambda: os.kill(evidence.pid, signal.SIGUSR2), patience_s=patience_s)
     except OSError:
         return False
+    if not threads:
+        return False
+    evidence.threads, evidence.source = threads, "faulthandler"
+    evidence.moved = evidence.moved or MOVED_BY_SIGNAL
+    return True
+
+
+def hook_stacks(
+    path: Path, send: Callable[[], object], *, patience_s: float, limit: int = MAX_DUMP_BYTES
+) -> list[Thread] | None:
+    """The threads that a rank's hook appends to `path` once `send` has signalled the rank.
+
+    None when nothing came within `patience_s`, no thread when what came holds no stack. Raises OSError, and
+    what `send` raises.
+    """
+    before = path.stat().st_size if path.exists() else 0
+    send()
+    deadline, size = time.monotonic() + patience_s, before
+    while time.monotonic() < deadline:
+        time.sleep(0.05)
+        last, size = size, path.stat().st_size if path.exists() else 0
+        if size > before and size == last:
+            break
+    if size <= before:
+        return None
+    with path.open("rb") as handle:
+        handle.seek(before)
+        return _threads_in(handle.read(limit).decode("utf-8", "replace"))
+
+
+def _threads_in(text: str) -> list[Thread]:
+    """The threads of the first process in a text dump."""
+    from ftdash.monitor.diagnosis.stacks import read_text  # which imports this module
+
     chunks = read_text(text)
-    if not chunks or not chunks[0].processes:
-        return False
-    evidence.threads = chunks[0].processes[0].threads
-    evidence.source = "faulthandler"
-    evidence.moved = evidence.moved or "was sent SIGUSR2, which can cut a blocked system call short"
-    return True
-
-
-def ask_server(evidence: ProcessEvidence) -> bool:
-    """Have torch's worker server in the process write the stacks: no signal, no pause. True when it did."""
-    from ftdash.monitor.diagnosis.stacks import read_text
-    from ftdash.monitor.diagnosis.workerserver import stacks
-
-    chunks = read_text(stacks(evidence.pid, evidence.rank))
-    if not chunks or not chunks[0].processes:
-        return False
-    evidence.threads = chunks[0].processes[0].threads
-    evidence.source = "worker server"
-    return True
+    return chunks[0].processes[0].threads if chunks and chunks[0].processes else []
 
 
 def dump_process(pid: int, *, native: bool = False, timeout_s: float = 4.0) -> ProcessEvidence:
@@ -341,6 +359,12 @@ def dump_ranks(
         with ThreadPoolExecutor(max_workers=2) as pool:
             found.update(zip(again, pool.map(lambda item: look(item, second_timeout_s), again), strict=True))
     return sorted(found.values(), key=lambda evidence: evidence.rank)
+
+
+def save_ranks(folder: Path, ranks: Iterable[RankEvidence]) -> None:
+    """One file a rank, as stacks/ of a run directory and `diagnose --stacks` have them. Raises OSError."""
+    for evidence in ranks:
+        write_atomic(folder / f"rank-{evidence.rank}.json", encode_rank(evidence))
 
 
 def _not_seen(evidence: RankEvidence) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from ftdash.monitor.beat import read_beat
 from ftdash.monitor.diagnosis import live, weigh
-from ftdash.monitor.diagnosis.collect import dump_ranks
+from ftdash.monitor.diagnosis.collect import dump_ranks, save_ranks
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import (
     Beat,
@@ -28,7 +28,6 @@ from ftdash.monitor.diagnosis.model import (
     Sample,
     Verdict,
     decode_rank,
-    encode_rank,
 )
 from ftdash.monitor.diagnosis.ras import RasReport
 from ftdash.monitor.rundir import RunDir, safe_name, write_atomic
@@ -95,8 +94,7 @@ def take(
             if beat := read_beat(run.beat_file(evidence.rank)):
                 evidence.beat = Beat(beat.t, beat.step, beat.phase)
         (folder / name).mkdir(mode=0o700, parents=True)
-        for evidence in found:
-            write_atomic(folder / name / f"rank-{evidence.rank}.json", encode_rank(evidence))
+        save_ranks(folder / name, found)
         samples.append(Sample(t=time.time(), ranks=tuple(found), expected=frozenset(r for r, _ in ranks)))
         if number == 0:
             time.sleep(max(0.0, before + interval_s - time.monotonic()))

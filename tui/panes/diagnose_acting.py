@@ -13,8 +13,8 @@ from textual.message import Message
 from ftdash.monitor import control, procs
 from ftdash.monitor.control import RankSignal
 from ftdash.monitor.diagnosis import procfs
+from ftdash.monitor.diagnosis.collect import MOVED_BY_SIGNAL, hook_stacks
 from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence
-from ftdash.monitor.diagnosis.stacks import read_text
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.tui.launching import in_thread
@@ -97,22 +97,19 @@ def _signal_here(run: RunDir, target: Target, number: RankSignal) -> str:
 def _stacks_by_signal(run: RunDir, target: Target) -> Acted:
     """Ask the hook for its stacks and read what it appended. Raises RunError and OSError."""
     path = run.stacks / f"faulthandler-rank-{target.rank}.txt"
-    before = path.stat().st_size if path.exists() else 0
-    said = signal_rank(run, target, RankSignal.STACKS)
-    deadline, size = time.monotonic() + STACKS_S, before
-    while time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY_S)
-        last, size = size, path.stat().st_size if path.exists() else 0
-        if size > before and size == last:
-            break
-    if size <= before:
-        raise RunError(f"{said}, but its hook wrote nothing in {STACKS_S:.0f} s: no stack was had that way")
-    with path.open("rb") as handle:
-        handle.seek(before)
-        chunks = read_text(handle.read(LARGEST_STACKS).decode("utf-8", "replace"))
-    threads = chunks[0].processes[0].threads if chunks and chunks[0].processes else []
+    said: list[str] = []
+    threads = hook_stacks(
+        path,
+        lambda: said.append(signal_rank(run, target, RankSignal.STACKS)),
+        patience_s=STACKS_S,
+        limit=LARGEST_STACKS,
+    )
+    if threads is None:
+        raise RunError(
+            f"{said[0]}, but its hook wrote nothing in {STACKS_S:.0f} s: no stack was had that way"
+        )
     if not threads:
-        raise RunError(f"{said}; what the hook wrote to {path} holds no stack")
+        raise RunError(f"{said[0]}; what the hook wrote to {path} holds no stack")
     process = ProcessEvidence(
         pid=target.pid,
         host=target.host,
@@ -120,7 +117,7 @@ def _stacks_by_signal(run: RunDir, target: Target) -> Acted:
         rank=target.rank,
         threads=threads,
         source="faulthandler",
-        moved="was sent SIGUSR2, which can cut a blocked system call short",
+        moved=MOVED_BY_SIGNAL,
     )
     evidence = RankEvidence(rank=target.rank, host=target.host, t=process.t, process=process)
     return Acted(f"stacks of {target.words} by its own hook", evidence=evidence)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from textual.binding import Binding
 from textual.containers import Container
 from textual.message import Message
 
-from ftdash.monitor.diagnosis.collect import MAX_DUMP_BYTES, pyspy_path, pyspy_version
+from ftdash.monitor.diagnosis.collect import pyspy_path, pyspy_version, run_pyspy
 from ftdash.monitor.diagnosis.permission import explain
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.rundir import RunError
@@ -94,16 +93,13 @@ def take_locals(target: Target) -> tuple[LocalsRow, ...]:
         )
     tool, message = pyspy_path(), ""
     for _ in range(TRIES if tool is not None else 0):
-        command = [str(tool), "dump", "--json", "--locals", "--nonblocking", "--pid", str(target.pid)]
+        out, message, late = run_pyspy(target.pid, ["--locals", "--nonblocking"], TIMEOUT_S)
+        if late:
+            raise RunError(f"{target.words}: py-spy did not end in {TIMEOUT_S:.0f} s")
         try:
-            done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
-            threads = msgspec.json.decode(done.stdout[:MAX_DUMP_BYTES], type=list[_Thread])
-        except subprocess.TimeoutExpired:
-            raise RunError(f"{target.words}: py-spy did not end in {TIMEOUT_S:.0f} s") from None
+            return tuple(_rows(msgspec.json.decode(out, type=list[_Thread])))
         except msgspec.DecodeError:
-            message = done.stderr.decode("utf-8", "replace")
             continue
-        return tuple(_rows(threads))
     why = explain(target.pid, message, pyspy_version()) if tool is not None else None
     raise RunError(f"{target.words}: {why.text}; {why.remedy}" if why else "py-spy is not installed here")
 
