@@ -12,7 +12,7 @@ from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reach import ANSWER_S, Reach, unanswered
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import Manifest, RunDir, RunError
+from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunPhase
 
 SAVE_WAIT_S = 660.0  # an agent gives a checkpoint ten minutes
@@ -29,7 +29,7 @@ def stop_run(
     manifest = run.read_manifest()
     host = node_name()
     here = procs.agent_alive(run.path, manifest.agent_pids.get(host, 0))
-    elsewhere = _hosts_of(run, manifest) - {host}
+    elsewhere = {*manifest.agent_pids, *_heard_of(run)[0]} - {host}
     unheard: set[str] = set()
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
         request = control.request_stop(run, save=save, grace_s=grace_s)
@@ -42,28 +42,18 @@ def stop_run(
     _wait_for_agent_processes(run)
     manifest = run.read_manifest()
     if RunPhase(manifest.state) not in FINAL:
-        if silent := elsewhere - unheard - _ended_hosts(run):
+        if silent := elsewhere - unheard - _heard_of(run)[1]:
             raise RunError(f"no answer from the agents on {', '.join(sorted(silent))}: end the run there")
         _write_end(run)
     return left
 
 
-def _hosts_of(run: RunDir, manifest: Manifest) -> set[str]:
-    """The run's machines: the leading agent's, which stands in the manifest, and those that report."""
+def _heard_of(run: RunDir) -> tuple[set[str], set[str]]:
+    """(machines whose agents have reported, those of them whose launcher is known to have ended)."""
     reader = RunReader(run)
     try:
         reader.known_exits()
-        return {*manifest.agent_pids, *reader.hosts()}
-    finally:
-        reader.close()
-
-
-def _ended_hosts(run: RunDir) -> set[str]:
-    """The machines whose launcher is known to have ended."""
-    reader = RunReader(run)
-    try:
-        reader.known_exits()
-        return {end.host for end in reader.summary.launcher_exits.values()}
+        return set(reader.hosts()), {end.host for end in reader.summary.launcher_exits.values()}
     finally:
         reader.close()
 
@@ -82,8 +72,10 @@ def _wait_for_agents(run: RunDir, unheard: AbstractSet[str], timeout_s: float) -
         leading = set(manifest.agent_pids)
         if leading == {host} and not procs.agent_alive(run.path, manifest.agent_pids[host]):
             return
-        if leading and leading <= unheard and _hosts_of(run, manifest) <= unheard | _ended_hosts(run):
-            return
+        if leading and leading <= unheard:
+            reporting, ended = _heard_of(run)
+            if leading | reporting <= unheard | ended:
+                return
         time.sleep(0.05)
 
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ftdash.monitor.state import RankState
 
@@ -48,17 +48,6 @@ class Timed(Protocol):
     def step_s(self) -> float: ...
     @property
     def tokens(self) -> int: ...
-
-
-class StepTimes(NamedTuple):
-    """The parts of one step of one rank, in seconds; tokens are label tokens."""
-
-    data_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    step_s: float
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 from msgspec import structs
@@ -13,13 +14,24 @@ from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.state import GpuState, RankState
 from ftdash.monitor.stragglers import (
-    StepTimes,
     Straggler,
     StragglerDetector,
     explain,
     slow_hosts,
 )
 from tests.support.runs import run_state, with_rank
+
+
+class StepTimes(NamedTuple):
+    """The parts of one step of one rank, in seconds; tokens are label tokens."""
+
+    data_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    step_s: float
+    tokens: int = 0
+
 
 USUAL = {"data": 0.02, "forward": 0.2, "backward": 0.4, "optimizer": 0.1}
 

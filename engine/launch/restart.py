@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from ftdash.engine.checkpoint.recognise import inspect
 from ftdash.engine.configs import TrainArgs
 from ftdash.engine.launch.job import read_job
-from ftdash.engine.launch.resume import CHECKPOINT, is_whole
+from ftdash.engine.launch.resume import whole_checkpoints
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.monitor.rundir import RunDir
 
@@ -26,12 +25,10 @@ def restarted(run: RunDir, *, steps: int | None = None) -> LaunchSpec:
     if job.plan is None or job.train is None:
         raise LaunchError(f"{run.run_id} has no plan to go on with")
     output = Path(job.train.output_dir)
-    checkpoint = _last(output)
+    made, checkpoint = _last(output)
     wanted = steps or job.train.steps
-    if checkpoint is not None and _step(checkpoint) >= wanted:
-        raise LaunchError(
-            f"{run.run_id} has made {_step(checkpoint)} of {wanted} steps: ask for more of them to go on"
-        )
+    if checkpoint is not None and made >= wanted:
+        raise LaunchError(f"{run.run_id} has made {made} of {wanted} steps: ask for more of them to go on")
     return LaunchSpec(
         plan=job.plan,
         data=job.train.data,
@@ -49,22 +46,13 @@ def restarted(run: RunDir, *, steps: int | None = None) -> LaunchSpec:
     )
 
 
-def _last(output: Path) -> Path | None:
-    """The newest checkpoint whose save came to its end and whose files are all there and readable."""
-    try:
-        folders = [path for path in output.iterdir() if re.match(CHECKPOINT, path.name)]
-    except OSError:
-        return None
-    for path in sorted(folders, key=_step, reverse=True):
+def _last(output: Path) -> tuple[int, Path | None]:
+    """Step and folder of the newest checkpoint whose files are there and readable; (0, None) for none."""
+    for step, path in whole_checkpoints(output):
         found = inspect(path)
-        if is_whole(path) and (found is None or found.whole):
-            return path
-    return None
-
-
-def _step(checkpoint: Path) -> int:
-    found = re.match(CHECKPOINT, checkpoint.name)
-    return int(found[1]) if found else 0
+        if found is None or found.whole:
+            return step, path
+    return 0, None
 
 
 def _device(train: TrainArgs) -> Device:

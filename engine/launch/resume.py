@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 CHECKPOINT = re.compile(r"^checkpoint-(\d+)$")
@@ -29,12 +30,17 @@ def is_whole(checkpoint: Path) -> bool:
     return True
 
 
-def last_whole_checkpoint(output_dir: Path) -> Path | None:
-    """The whole checkpoint with the highest step below `output_dir`, or None."""
+def whole_checkpoints(output_dir: Path) -> Iterator[tuple[int, Path]]:
+    """(step, folder) of the whole checkpoints below `output_dir`, the highest step first."""
     try:
         found = [
             (int(match[1]), path) for path in output_dir.iterdir() if (match := CHECKPOINT.match(path.name))
         ]
     except OSError:
-        return None
-    return next((path for _, path in sorted(found, reverse=True) if is_whole(path)), None)
+        return
+    yield from (item for item in sorted(found, reverse=True) if is_whole(item[1]))
+
+
+def last_whole_checkpoint(output_dir: Path) -> Path | None:
+    """The whole checkpoint with the highest step below `output_dir`, or None."""
+    return next((path for _, path in whole_checkpoints(output_dir)), None)
