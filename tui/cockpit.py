@@ -15,7 +15,6 @@ from textual.binding import Binding
 from textual.containers import Horizontal
 from textual.filter import LineFilter
 from textual.screen import Screen
-from textual.widget import Widget
 
 from ftdash.monitor.rundir import RunDir, RunError, list_runs
 from ftdash.monitor.state import RunPhase
@@ -103,6 +102,7 @@ class Cockpit(App[None]):
         self.query_one(TabBar).show(active=self.active, place=socket.gethostname())
         await self._show_panes()
         self.watch(self.screen, "focused", self._focus_moved, init=False)
+        self.screen_change_signal.subscribe(self, lambda _: self._show_hints())
         self.call_after_refresh(self._after_first_paint)
 
     def _after_first_paint(self) -> None:
@@ -179,18 +179,23 @@ class Cockpit(App[None]):
 
     def _focus_moved(self) -> None:
         focused = self.screen.focused
-        hints = [getattr(focused, "HINTS", "")] if focused is not None else []
         for widget in focused.ancestors if focused is not None else ():
-            if isinstance(widget, Pane):
-                hints.append(widget.HINTS)
-                name = widget.id
-                if name in ORDER and name != self.active:
-                    self.active = name
-                    self.query_one(TabBar).show(active=name)
+            if isinstance(widget, Pane) and widget.id in ORDER and widget.id != self.active:
+                self.active = widget.id
+                self.query_one(TabBar).show(active=self.active)
+        self._show_hints()
+
+    def _show_hints(self) -> None:
+        """Only keys that work now: those of what stands above the panes, or of the focus and its pane."""
+        if not self.screen_stack or not (bars := self.screen_stack[0].query(HintBar)):  # the app is ending
+            return
+        focused = self.screen.focused if self.screen is self.screen_stack[0] else None
+        speaking = [self.screen] if focused is None else [focused, *focused.ancestors]
         # The widget's own use of a key comes before the pane's.
-        parts = [hint for hint in "  ".join(hints).split("  ") if hint]
+        parts = [hint for widget in speaking for hint in getattr(widget, "HINTS", "").split("  ") if hint]
         by_key = {hint.split(" ")[0]: hint for hint in reversed(parts)}
-        self.query_one(HintBar).show("  ".join(reversed(by_key.values())))
+        always = next((widget.ALWAYS for widget in speaking if hasattr(widget, "ALWAYS")), HintBar.ALWAYS)
+        bars.first().show("  ".join(reversed(by_key.values())), always)
 
     # The watched run
 
@@ -338,13 +343,3 @@ class Cockpit(App[None]):
             "Screenshot", "Save the screen as SVG", lambda: self.notice(self.save_screenshot())
         )
         yield SystemCommand("Quit", "Leave ftdash; runs go on", self.exit)
-
-
-def focus_help(widget: Widget | None) -> str:
-    """The help text of a widget, or of the closest one around it that has any."""
-    for candidate in [widget, *widget.ancestors] if widget is not None else []:
-        if isinstance(candidate, Pane):
-            return ""
-        if text := getattr(candidate, "HELP", ""):
-            return text if isinstance(text, str) else ""
-    return ""

@@ -47,7 +47,7 @@ def config_text(plan: Plan, shape: ModelShape, train_args: TrainArgs) -> Text:
 class ConfigScreen(Overlay[None]):
     """Read only; `ftdash configs` writes the same files."""
 
-    HELP = "The files of this plan as `ftdash configs --out DIR` writes them. esc goes back."
+    HELP = "The files of this plan, as `ftdash configs --out DIR` writes them."
     BINDINGS: ClassVar = [Binding("escape,q,c,enter", "close", "Back", show=False)]
 
     def __init__(self, plan: Plan, shape: ModelShape) -> None:

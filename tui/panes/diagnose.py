@@ -50,13 +50,17 @@ RESTART_SWITCHES = ("torch-detail", "flight-recorder")  # what tells most of a h
 class DiagnosePane(Pane):
     TITLE = "Diagnose"
     HELP = (
-        "d takes stacks of all ranks, some seconds apart, and names the rank that holds the others up.\n"
-        "n takes them with native frames: each rank pauses for half a second.\n"
-        "t shows all threads of a rank; u has its own hook write its stacks (SIGUSR2); l reads its locals.\n"
-        "v shows all stacks as one tree, c what moved since the dump before, e the whole evidence.\n"
-        "r copies a report as Markdown and writes it to a file.\n"
-        "k lists what can be done: save, stop, kill, relaunch. Each asks for words to type.\n"
-        "A run that stands still is examined by itself."
+        "A run that stands still is examined by itself.\n"
+        "d  takes stacks of all ranks, some seconds apart, and names the rank that holds the others up\n"
+        "n  the same with native frames: each rank pauses for half a second\n"
+        "e  shows all evidence for the verdict; again: the stacks\n"
+        "v  shows all stacks as one tree\n"
+        "c  shows what moved since the dump before\n"
+        "t  shows all threads of a rank, or the main one\n"
+        "u  has the rank's own hook write its stacks (SIGUSR2)\n"
+        "l  reads the rank's local variables\n"
+        "r  copies a report as Markdown and writes it to a file\n"
+        "k  lists what can be done: save, stop, kill, relaunch; each asks for words to type"
     )
     HINTS = (
         "d dump  k act…  r report  v tree  c compare  e evidence  n native  t threads  u SIGUSR2  l locals…"

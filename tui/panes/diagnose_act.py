@@ -122,7 +122,7 @@ def signal_of(act: Act) -> RankSignal:
 class ActList(Grid):
     """One line a choice; what cannot be done says why."""
 
-    HELP = "Each asks once more, with the words to type. Letters choose; enter takes the line."
+    HELP = "enter  takes the line under the cursor; the letter before a line takes that one"
     HINTS = "↑↓ choose  enter take  esc back"
     HEADER = False
 
@@ -142,7 +142,7 @@ class ActList(Grid):
 class ActScreen(Overlay[Act | None]):
     """Answers with what was chosen; asking for the words is the pane's part."""
 
-    HELP = "Nothing happens before you have typed what the next line asks for."
+    HELP = "Nothing happens before you have typed the words that the next line asks for."
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 
     def __init__(self, found: Sequence[Choice]) -> None:

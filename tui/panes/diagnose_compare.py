@@ -75,8 +75,9 @@ class MovedTable(Grid):
     """One line for all ranks of which the same can be said."""
 
     HELP = (
-        "What differs between the last two dumps: stack, heartbeat, time on a core, bytes read and written.\n"
-        "Ranks that stood still wait, ranks that moved work. c goes back to the groups."
+        "What differs between the last two dumps: stack, heartbeat, time on a core, bytes read and written. "
+        "Ranks that stood still wait, ranks that moved work.\n"
+        "c  goes back to the groups"
     )
     HINTS = "↑↓ rank  c groups"
 

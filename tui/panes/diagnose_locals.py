@@ -122,7 +122,7 @@ def _rows(threads: Sequence[_Thread]) -> list[LocalsRow]:
 class LocalsTable(Grid):
     """Frames, innermost first, each with its variables below it."""
 
-    HELP = "Frames innermost first, with their variables. w writes them to a file that you name."
+    HELP = "Frames innermost first, with their variables.\nw  writes them to a file that you name"
     HINTS = "↑↓ line  w write to a file…  esc forget"
     HEADER = False
 
@@ -143,7 +143,7 @@ class LocalsTable(Grid):
 class LocalsScreen(Overlay[None]):
     """Closing it forgets what it shows."""
 
-    HELP = f"{WARNING}. w writes them to a file, which only you can read."
+    HELP = f"{WARNING}. A file that w writes can be read by you only."
     BINDINGS: ClassVar = [
         Binding("escape,q", "close", "Back", show=False),
         Binding("w", "write", "Write", show=False),

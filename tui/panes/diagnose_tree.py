@@ -81,9 +81,9 @@ class StackTree(Grid):
     """Every line is a run of calls with the ranks that are in it."""
 
     HELP = (
-        "Calls that the same ranks share stand on one line, outermost first.\n"
-        "The tree branches where ranks part, the fewest ranks first. ✗ marks a branch of culprits.\n"
-        "v goes back to the groups."
+        "Calls that the same ranks share stand on one line, outermost first. The tree branches where ranks "
+        "part, the fewest ranks first; ✗ marks a branch of culprits.\n"
+        "v  goes back to the groups"
     )
     HINTS = "↑↓ branch  v groups"
 

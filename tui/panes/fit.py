@@ -27,7 +27,7 @@ MOST_SHOWN = 200
 class CandidateTable(Grid):
     """Speed, memory left, and what the configuration is."""
 
-    HELP = "Fastest first, at equal speed by memory left. Enter makes it the plan."
+    HELP = "Fastest first, at equal speed by memory left.\nenter  makes it the plan"
     HINTS = "↑↓ candidate  enter take it"
 
     def columns(self) -> Sequence[Column]:
@@ -60,7 +60,7 @@ class CandidateTable(Grid):
 class FitScreen(Overlay[Plan | None]):
     """Searches in a thread; a second search is never started while one runs."""
 
-    HELP = "Every way to run this model, method and global batch on these GPUs that fits. enter takes one."
+    HELP = "Every way to run this model, method and global batch on these GPUs that fits."
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 
     class Found(Message):

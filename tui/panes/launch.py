@@ -55,13 +55,16 @@ LIVE = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
 class LaunchPane(Pane):
     TITLE = "Launch"
     HELP = (
-        "s starts the run, r rehearses it first: a small model, the same mesh, on this CPU.\n"
-        "f makes the first fix that the checks offer, enter on a finding makes that one.\n"
-        "k stops the run that is watched (it asks for the word stop first); x goes on with it once it has\n"
-        "ended: its plan, data and last whole checkpoint stand here again, and s starts it.\n"
-        "c shows command and files, v what differs from the last run of this name, w the debug switches,\n"
-        "o takes a launcher command of your own instead of the plan, Q the queue of Slurm.\n"
-        "The log follows the watched run; R chooses another one. Runs outlive this screen."
+        "s  starts the run\n"
+        "r  rehearses it first: a small model, the same mesh, on this CPU\n"
+        "f  makes the first fix that the checks offer; enter on a finding makes that one\n"
+        "k  stops the run that is watched; it asks for the word stop\n"
+        "x  goes on with the watched run once it has ended: its plan, data and last whole checkpoint stand "
+        "here again, and s starts it\n"
+        "c  shows command and files, v what differs from the last run of this name\n"
+        "w  chooses debug switches of NCCL and torch\n"
+        "o  takes a launcher command of your own instead of the plan\n"
+        "Q  shows the queue of Slurm"
     )
     HINTS = (
         "s start  r rehearse  f fix  k stop  x go on  c config  v diff  w switches  o own command  Q queue  "

@@ -38,12 +38,14 @@ ROOM_FOR_CURVE = 9  # lines left over below table and map, where the loss gets a
 class MonitorPane(Pane):
     TITLE = "Monitor"
     HELP = (
-        "d or D dumps the stacks of the rank under the cursor and shows them; enter opens the rank.\n"
-        "x cycles the large part: all, ranks, experts, curves. a acknowledges an alert.\n"
-        "c lays another run's curves over these, at the same number of tokens; c again takes them away.\n"
-        "p plays the run again from its beginning: space pauses, [ and ] go back and on by a twentieth,\n"
-        "+ and - change the speed, p again returns to what is now.\n"
-        "R chooses another run. Closing ftdash never ends a run."
+        "d  dumps the stacks of the rank under the cursor and shows them; enter opens the rank\n"
+        "x  makes one part large: ranks, experts, curves, then all again\n"
+        "a  acknowledges the alert under the cursor\n"
+        "c  lays another run's curves over these, at the same number of tokens; again: takes them away\n"
+        "p  plays the run from its beginning; again: returns to what is now\n"
+        "space  pauses the replay\n"
+        "[ ]  go back and on by a twentieth of it\n"
+        "+ -  change its speed"
     )
     HINTS = "d dump stacks  enter rank  x enlarge  c compare  p replay  R runs"
 

@@ -16,6 +16,7 @@ class Overlay(ModalScreen[Answer]):
     """Textual stops keys at a modal screen, so that the keys of the whole program are repeated here."""
 
     HELP = ""
+    ALWAYS = "1-4 panes  ? help  esc back"  # what the bottom line names while the window is open
 
     BINDINGS: ClassVar = [
         *(

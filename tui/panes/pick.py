@@ -40,7 +40,8 @@ class OptionList(Grid):
 class PickScreen(ModalScreen[str | None]):
     """Every printable key narrows the list."""
 
-    HELP = "Type to filter, ↑↓ move, enter picks, backspace widens, esc goes back."
+    ALWAYS = "esc back"
+    HELP = "Type to filter; backspace widens.\nenter  picks"
     BINDINGS: ClassVar = [Binding("escape", "close", "Back", show=False, priority=True)]
 
     def __init__(self, title: str, options: Sequence[str], value: str) -> None:

@@ -21,7 +21,7 @@ from ftdash.tui.panes.overlay import Overlay
 class QueueScreen(Overlay[None]):
     """Never waits for the controller: it shows the last answer and its age."""
 
-    HELP = "Your jobs and the partitions. Slurm is asked seldom, in the background. esc goes back."
+    HELP = "Your jobs and the partitions. Slurm is asked seldom, in the background."
     BINDINGS: ClassVar = [Binding("escape,q,Q", "close", "Back", show=False)]
 
     def __init__(self, watch: QueueWatch | None = None) -> None:
@@ -67,7 +67,9 @@ def queue_text(view: QueueView, now: float) -> Text:
         text.append("no job of yours is queued or running\n", theme.TEXT)
     for job in view.jobs:
         style = theme.OK if job.state == "RUNNING" else theme.WARN if job.state == "PENDING" else theme.DIM
-        text.append(f"{fmt.fit(fmt.clean(job.id), 10)} {fmt.fit(fmt.clean(job.state), 12)}", style)
+        text.append(
+            f"{fmt.fit(fmt.clean(job.shown_id or job.id), 10)} {fmt.fit(fmt.clean(job.state), 12)}", style
+        )
         text.append(f"{fmt.fit(fmt.clean(job.name), 26)} {fmt.plural(job.node_count, 'node')}  ", theme.TEXT)
         text.append(f"{fmt.clean(job.partition)}  {fmt.clean(job.nodes or job.reason)}", theme.DIM)
         text.append(f"{expected_start(job, now)}\n", theme.DIM)

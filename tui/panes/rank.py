@@ -88,7 +88,9 @@ class RankScreen(Overlay[None]):
     """Drill-down of one rank; `d` dumps its stacks again."""
 
     HELP = (
-        "d dumps the stacks of this rank, n with native frames (pauses it for half a second), esc goes back."
+        "d  dumps the stacks of this rank\n"
+        "n  the same with native frames; pauses it for half a second\n"
+        "t  shows all threads, or the main one"
     )
 
     BINDINGS: ClassVar = [

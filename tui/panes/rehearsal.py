@@ -28,8 +28,9 @@ class RehearsalScreen(Overlay[None]):
     """Leaving it ends the rehearsal and its processes; what it wrote stays."""
 
     HELP = (
-        "The same plan on this CPU with a small model: trained, saved, converted, loaded, resumed.\n"
-        "Takes a minute or some. esc ends it and goes back."
+        "The same plan on this CPU with a small model: trained, saved, converted, loaded, resumed. Takes a "
+        "minute or some.\n"
+        "esc  ends it and goes back"
     )
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 

@@ -43,7 +43,7 @@ def newest_runs(root: str | None, limit: int = MOST_RUNS) -> list[RunRow]:
 class RunTable(Grid):
     """Runs with state, size, age and outcome."""
 
-    HELP = "Newest first. Enter watches the run under the cursor."
+    HELP = "Newest first.\nenter  takes the run under the cursor"
     HINTS = "↑↓ run  enter watch"
 
     def columns(self) -> Sequence[Column]:
@@ -79,7 +79,7 @@ class RunTable(Grid):
 class RunsScreen(Overlay[None]):
     """Choose a run; the folder is read in a thread."""
 
-    HELP = "Enter takes the run under the cursor, esc goes back."
+    HELP = "Older runs than these are found by name: ftdash --run NAME."
 
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 

@@ -21,7 +21,7 @@ from ftdash.tui.panes.overlay import Overlay
 class SimulationScreen(Overlay[None]):
     """Progress in words, then the two answers and their difference."""
 
-    HELP = "Runs one training step of the real model class without a GPU; takes seconds. esc goes back."
+    HELP = "Runs one training step of the real model class without a GPU; takes seconds."
     BINDINGS: ClassVar = [Binding("escape,q", "close", "Back", show=False)]
 
     class Told(Message):

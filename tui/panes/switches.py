@@ -22,7 +22,7 @@ from ftdash.tui.widgets.lines import Line, LineWidget
 class SwitchList(Grid):
     """One line a switch: whether it is on, what it does."""
 
-    HELP = "Each is a change from the library's own default. enter turns one on or off."
+    HELP = "Each is a change from the library's own default.\nenter  turns it on or off; so does space"
     HINTS = "↑↓ switch  enter on or off"
     HEADER = False
 
@@ -78,7 +78,7 @@ class SwitchFacts(LineWidget):
 class SwitchesScreen(Overlay[tuple[str, ...]]):
     """Answers with the names of the switches that are on."""
 
-    HELP = "enter or space turns a switch on or off; esc goes back and keeps what is on."
+    HELP = "What is on when you go back is set for the next start."
     BINDINGS: ClassVar = [
         Binding("escape,q,w", "close", "Back", show=False),
         Binding("space", "switch", "On or off", show=False),

@@ -18,7 +18,7 @@ AdviceRow = tuple[Advice, int, str]  # the advice, which of its lines this is, a
 class AdviceList(Grid):
     """Each advice was planned again with its remedy; what no input stands for is dim."""
 
-    HELP = "Each remedy was planned again: GB saved, speed kept. Enter applies the one under the cursor."
+    HELP = "Each remedy was planned again: GB saved, speed kept.\nenter  applies the one under the cursor"
     HINTS = "↑↓ advice  enter apply"
     HEADER = False
 

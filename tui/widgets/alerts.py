@@ -29,7 +29,7 @@ LOOK: dict[str, tuple[int, str, Style]] = {
 class AlertList(Grid):
     """Open alerts; `a` acknowledges one, `A` shows the acknowledged again."""
 
-    HELP = "✗ error, ▲ warning, · note. a acknowledges the alert under the cursor, A shows all again."
+    HELP = "✗ error, ▲ warning, · note.\na  acknowledges the alert under the cursor\nA  shows all again"
     HINTS = "↑↓ alert  a acknowledge  A show all"
     HEADER = False
 

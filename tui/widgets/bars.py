@@ -61,15 +61,17 @@ class TabBar(LineWidget):
 
 
 class HintBar(LineWidget):
-    """What the keys do here; a notice takes its place for a while."""
+    """What the keys do here: at the left those of the focus, at the right those that work everywhere."""
+
+    ALWAYS = "1-4 panes  ? help  q quit"
 
     def __init__(self) -> None:
         super().__init__(id="hints")
         self.hints = ""
-        self.always = "1-4 panes  ? help  q quit"
+        self.always = self.ALWAYS
 
-    def show(self, hints: str) -> None:
-        self.hints = hints
+    def show(self, hints: str, always: str = ALWAYS) -> None:
+        self.hints, self.always = hints, always
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:

@@ -29,8 +29,8 @@ class CheckList(Grid):
     """What is wrong, and below it what to do, each wrapped to the width."""
 
     HELP = (
-        "✗ cannot work, ▲ works and costs, · worth knowing. Below each stands its fix.\n"
-        "Where a fix can be made for you it is led by an arrow: enter makes it, f the first of them."
+        "✗ cannot work, ▲ works and costs, · worth knowing; below each stands its fix.\n"
+        "enter  makes a fix that is led by an arrow; f makes the first of them"
     )
     HINTS = "↑↓ finding  enter fix"
     HEADER = False

@@ -19,7 +19,7 @@ from ftdash.tui.widgets.slider import LABEL_WIDTH
 class Choice(Control):
     """A few options on one line; the chosen one stands in brackets."""
 
-    HELP = "←→ choose, Home/End the first and the last, or click."
+    HELP = "←→  choose; Home and End the first and the last\nmouse  click"
     HINTS = "←→ choose"
 
     BINDINGS: ClassVar = [
@@ -92,7 +92,7 @@ class Choice(Control):
 class Picker(Control):
     """One of many: arrows step through them, enter opens a list with a filter."""
 
-    HELP = "←→ step through the options, enter opens the list, then type to filter."
+    HELP = "←→  step through the options\nenter  opens the list, where typing filters"
     HINTS = "←→ next  enter list"
 
     BINDINGS: ClassVar = [

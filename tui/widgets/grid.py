@@ -50,7 +50,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
     """Rows of cells under a fixed header. Subclasses say the columns and the cells of an item."""
 
     DEFAULT_CSS = "Grid { overflow-x: hidden; scrollbar-size-vertical: 1; }"
-    HELP = "↑↓ move, PgUp/PgDn page, Home/End ends, Enter opens."
+    HELP = "↑↓  move; PgUp and PgDn by a page, Home and End to the ends\nenter  opens the line"
     HINTS = "↑↓ move  enter open"
     HEADER = True
 

@@ -86,8 +86,9 @@ class GroupTable(Grid):
     """One line a fold, with its stacks below; the stack of the line under the cursor stands beside it."""
 
     HELP = (
-        "Ranks in the same phase and collective share a line, below it those with the very same stack.\n"
-        "✗ marks a culprit. enter opens or closes a fold, and on a single stack goes to its next rank."
+        "Ranks in the same phase and collective share a line, below it those with the very same stack; "
+        "✗ marks a culprit.\n"
+        "enter  opens or closes a fold, and on a single stack goes to its next rank"
     )
     HINTS = "↑↓ group  enter next rank"
 

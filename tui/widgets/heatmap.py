@@ -107,9 +107,11 @@ class ExpertHeatmap(LineWidget, can_focus=True):
     """Layers × experts, load over ideal."""
 
     HELP = (
-        "Each cell is one expert: its tokens over the layer's mean (1.0 is even).\n"
-        "The taller and warmer, the hotter; × is dead: below 2 % of its share.\n"
-        "arrows move, z zooms between the whole map and one cell an expert, t lists top and bottom."
+        "Each cell is one expert: its tokens over the layer's mean (1.0 is even). The taller and warmer, the "
+        "hotter; × is dead: below 2 % of its share.\n"
+        "arrows  move\n"
+        "z  zooms between the whole map and one cell an expert\n"
+        "t  lists the hottest and the coldest"
     )
     HINTS = "arrows move  z zoom  t top and bottom"
 

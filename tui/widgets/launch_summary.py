@@ -22,7 +22,7 @@ from ftdash.tui.widgets.stacked_bar import VERDICT_LOOK
 class NextAction(Control):
     """The one obvious thing to do now: start what is described, or stop what runs."""
 
-    HELP = "Enter does what the line says."
+    HELP = "enter  does what the line says"
     HINTS = "enter do it"
     BINDINGS: ClassVar = [
         Binding("enter,space", "act", "Act", show=False),

@@ -32,8 +32,11 @@ class LogView(PlainTitles, ScrollView, can_focus=True):
 
     DEFAULT_CSS = "LogView { overflow-x: hidden; scrollbar-size-vertical: 1; }"
     HELP = (
-        "↑↓ PgUp PgDn Home End scroll, End follows the end; / shows only lines with a text,\n"
-        "r only the lines of the next rank, [ and ] change the file."
+        "↑↓  scroll; PgUp and PgDn by a page, Home and End to the ends\n"
+        "F  follows the end, as End does\n"
+        "/  shows only lines with a text\n"
+        "r  shows only the lines of the next rank\n"
+        "[ ]  change the file"
     )
     HINTS = "/ search  r rank  F follow  [ ] file"
 

@@ -44,8 +44,10 @@ class NodeGrid(LineWidget, can_focus=True):
     """One cell a rank; Enter shows the ranks of a node in the table."""
 
     HELP = (
-        "One cell a rank, grouped by node: ■ works, ▲ slow or alerted, ✗ dead or GPU lost, ‖ stalled,\n"
-        "◐ waits for data or saves, ○ starts. arrows choose a node, enter filters the table to it."
+        "One cell a rank, grouped by node: ■ works, ▲ slow or alerted, ✗ dead or GPU lost, ‖ stalled, "
+        "◐ waits for data or saves, ○ starts.\n"
+        "arrows  choose a node\n"
+        "enter  filters the table to it"
     )
     HINTS = "arrows choose a node  enter show its ranks"
 

@@ -17,6 +17,9 @@ from textual.widgets import Input, Static
 class Prompt(Horizontal):
     """Enter submits, esc leaves; `on_change` follows every key press."""
 
+    HELP = "enter  takes what you typed\nesc  leaves and changes nothing"
+    HINTS = "enter take it  esc leave"
+    ALWAYS = "F1-F4 panes  F5 help"  # letters and digits are text here
     BINDINGS: ClassVar = [Binding("escape", "leave", "Leave", show=False)]
 
     def __init__(
@@ -28,12 +31,12 @@ class Prompt(Horizontal):
         back_to: Widget | None,
     ) -> None:
         super().__init__(classes="prompt")
-        self._label, self._before = label, value
+        self.label, self._before = label, value
         self._on_submit, self._on_change = on_submit, on_change
         self._back_to = back_to
 
     def compose(self) -> ComposeResult:
-        yield Static(Content(self._label + " "), classes="prompt-label")
+        yield Static(Content(self.label + " "), classes="prompt-label")
         yield Input(self._before, select_on_focus=False, compact=True)
 
     def on_mount(self) -> None:

@@ -227,11 +227,13 @@ class RankTable(Grid):
     """Every rank of the run: memory, speed, what it does now."""
 
     HELP = (
-        "One line a rank. ▼ marks a rank 1.3 times slower than the median of its peers, ? a GPU of which\n"
+        "One line a rank. ▼ marks a rank 1.3 times slower than the median of its peers, ? a GPU of which "
         "it is not sure that the rank runs on it: enter says why.\n"
-        "s sorts by the next column, S turns the order, / filters by rank, host, state or note,\n"
-        "f folds ranks that do the same into one line, o groups by node or state,\n"
-        "enter opens a rank, d dumps its stacks."
+        "s  sorts by the next column, S turns the order\n"
+        "f  folds ranks that do the same into one line\n"
+        "o  groups by node or state\n"
+        "/  filters by rank, host, state or note\n"
+        "enter  opens the rank, d dumps its stacks"
     )
     HINTS = "↑↓ rank  enter open  d dump stacks  s sort  f fold  o group  / filter"
 

@@ -44,9 +44,9 @@ class Slider(Control):
     """Arrows go from stop to stop; a typed value may lie between them, within the ends."""
 
     HELP = (
-        "←→ move to the next stop, shift moves faster, PgUp/PgDn a quarter, Home/End to the ends.\n"
-        "Digits type a value (8.2e9, 30.5b, 4k): enter sets it, esc forgets it.\n"
-        "Click, drag or turn the wheel with the mouse."
+        "←→  to the next stop; with shift faster, PgUp and PgDn a quarter, Home and End to the ends\n"
+        "0-9  types a value (8.2e9, 30.5b, 4k): enter sets it, esc forgets it\n"
+        "mouse  click, drag, or turn the wheel"
     )
     HINTS = "←→ move  ⇧ faster  0-9 type"
 

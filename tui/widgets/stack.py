@@ -96,7 +96,10 @@ def short_path(path: str) -> str:
 class StackView(Grid):
     """Frames of the chosen rank, innermost first."""
 
-    HELP = "Innermost call first; ← marks the first line of your own code. t shows all threads."
+    HELP = (
+        "Innermost call first; ← marks the first line of your own code.\n"
+        "t  shows all threads, or the main one"
+    )
     HINTS = "↑↓ frame  t all threads"
     HEADER = False
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class TextField(Control):
     """Label and value; an empty value shows what happens without one."""
 
-    HELP = "Enter types a new value; an empty one goes back to the default."
+    HELP = "enter  types a new value; an empty one goes back to the default"
     HINTS = "enter type"
 
     BINDINGS: ClassVar = [

@@ -111,7 +111,10 @@ def _same_words(short: str, sentence: str) -> bool:
 class VerdictPanel(LineWidget):
     """The sentence first; then who, where, what to type; e shows everything."""
 
-    HELP = "The first sentence is the verdict; the stacks below are there for those who doubt it."
+    HELP = (
+        "The first sentence is the verdict; the stacks below are there for those who doubt it.\n"
+        "e  shows all evidence, or the stacks again"
+    )
     HINTS = "↑↓ scroll  e stacks"
 
     BINDINGS: ClassVar = [
