@@ -24,12 +24,15 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "ftdash needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "$(PYTHON) has no venv module (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	# torch first and by version: everything after it then keeps that build
-	$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	# setuptools warns of editable installs at length: the folders stand where it fears them on purpose
-	PYTHONWARNINGS=ignore $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
-	$(BIN)/python -m compileall -q tui engine monitor
+	@echo "Making the environment in $(VENV), once: PyTorch and the training stack, about 1.6 GB, a few minutes"
+	@$(PYTHON) -m venv $(VENV)
+	@# torch first and by version: everything after it then keeps that build
+	@echo "  1 of 2: $$(grep '^torch==' constraints.txt)"
+	@$(BIN)/pip install -q --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	@echo "  2 of 2: ftdash with $(EXTRAS)"
+	@# setuptools warns of editable installs at length: the folders stand where it fears them on purpose
+	@PYTHONWARNINGS=ignore $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m compileall -q tui engine monitor
 	@touch $(STAMP)
 
 lint: env
