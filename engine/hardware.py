@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import cache
 
 import msgspec
+from msgspec.structs import replace
 
 from ftdash import presets
 
@@ -27,8 +27,7 @@ class LinkKind(msgspec.Struct, frozen=True):
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """One way that bytes leave a GPU: `bytes_per_s` in one direction, for one GPU."""
 
     name: str
@@ -36,8 +35,7 @@ class Link:
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True):
     """One GPU model. Rates are dense FLOP/s with fp32 accumulation; None: no such units.
 
     `memory_bytes` is what CUDA reports as the device's total, which is less than the size on the box.
@@ -133,7 +131,7 @@ def _catalogue() -> _Catalogue:
 
 @cache
 def _known() -> dict[str, Gpu]:
-    fields = [name for name in Gpu.__dataclass_fields__ if name in _GpuRow.__struct_fields__]
+    fields = [name for name in Gpu.__struct_fields__ if name in _GpuRow.__struct_fields__]
     return {row.name: Gpu(**{name: getattr(row, name) for name in fields}) for row in _catalogue().gpus}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import Any
+
+from msgspec.structs import replace
 
 from ftdash.engine.hardware import PCIE_LANE_BYTES_PER_S, Gpu, HardwareError, by_product
 from ftdash.monitor.nvml.topology import Join, Topology, read_topology

@@ -7,7 +7,7 @@ of its own: it borrows ranks of shard × cp × tp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import PipelineSchedule, Plan, PlanError, Strategy
@@ -15,8 +15,7 @@ from ftdash.engine.plan import PipelineSchedule, Plan, PlanError, Strategy
 UNSHARDED = frozenset({Strategy.NONE, Strategy.DDP})
 
 
-@dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(msgspec.Struct, frozen=True):
     """Degrees whose product is `world`. Build it with `Mesh.solve` or `Mesh.from_plan`, which check it."""
 
     world: int

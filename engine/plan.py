@@ -6,7 +6,6 @@ what they cost is computed by `ftdash.engine.planner`, what they become by `ftda
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -128,8 +127,7 @@ LARGEST_COUNT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All choices of one run. `None` means: let the strategy's own default decide.
 
     Exactly one of `model` (a preset's name), `config` (path of a config.json) and `params`

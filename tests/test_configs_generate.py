@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from ftdash.engine.configs import ConfigError, Launcher, Rendezvous, TrainArgs, generate
 from ftdash.engine.configs.deepspeed import moe_block_classes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from ftdash.engine.configs import ConfigError, TrainArgs, generate
 from ftdash.engine.configs.importer import plan_from_file

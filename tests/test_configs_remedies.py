@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ftdash.engine.configs.refusals import refusal
 from ftdash.engine.configs.remedies import flags, remedy

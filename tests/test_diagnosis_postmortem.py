@@ -147,7 +147,7 @@ def test_every_remedy_is_planned_anew_and_fits(plan: Plan) -> None:
     assert found.remedies
     unplanned = max(0, said.in_use + said.wanted - evaluate(plan).memory.device)
     for remedy in found.remedies:
-        memory = evaluate(remedy.plan, advice=False).memory
+        memory = evaluate(remedy.plan).memory
         assert memory.device == remedy.needs
         assert remedy.needs + unplanned <= said.capacity
         assert remedy.needs < evaluate(plan).memory.device

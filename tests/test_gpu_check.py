@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from ftdash.engine.hardware import gpu
 from ftdash.engine.model.load import load_config_file
@@ -114,13 +115,13 @@ def test_every_case_is_as_large_as_the_gpu_and_the_time_allow(name, tmp_path):
         config = json.loads((folder / "config.json").read_text())
         (larger / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers + 1}))
         assert layers == MOST_LAYERS or not fits(
-            replace(case, plan=replace(case.plan, config=str(larger / "config.json"))), budget
+            replace(case, plan=structs.replace(case.plan, config=str(larger / "config.json"))), budget
         )
 
 
 def fits(case: Case, budget: int) -> bool:
     params = load_config_file(str(case.plan.config)).total_params
-    return params <= case.most_params and evaluate(case.plan, advice=False).memory.device <= budget
+    return params <= case.most_params and evaluate(case.plan).memory.device <= budget
 
 
 def test_without_a_gpu_it_is_one_clear_line(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ftdash.engine import links
 from ftdash.engine.plan import Plan, Strategy
@@ -96,11 +96,11 @@ def test_an_output_that_measures_nothing_is_one_line(text: str, words: str) -> N
 def test_a_measured_link_replaces_the_assumed_one_for_its_gpu_alone() -> None:
     plan = Plan(model="qwen3-8b", gpus=8, strategy=Strategy.FSDP, gpu="h100-sxm-80g")
     other = replace(plan, gpu="a100-80g")
-    before, others = evaluate(plan, advice=False).time, evaluate(other, advice=False).time
+    before, others = evaluate(plan).time, evaluate(other).time
     links.save(links.parse(output(busbw=(225.0,))))  # half of NVLink's nominal 450 GB/s
-    after = evaluate(plan, advice=False).time
+    after = evaluate(plan).time
     assert after.communication_s == pytest.approx(2 * before.communication_s, rel=0.02)
-    assert evaluate(other, advice=False).time == others
+    assert evaluate(other).time == others
 
 
 def stand_in(folder: Path, text: str, code: int = 0) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ftdash.engine.configs import TrainArgs
 from ftdash.engine.launch.job import Job, NodeStart, node_start, write_job

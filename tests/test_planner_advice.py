@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ftdash.engine import planner
 from ftdash.engine.plan import Plan
 from ftdash.engine.planner import Verdict, evaluate
+from ftdash.engine.planner import advice as advice_module
 from ftdash.engine.planner.fit import search
 from ftdash.engine.planner.result import Advice, Prediction
 
@@ -140,7 +140,7 @@ def test_advice_is_worked_out_once_and_only_when_it_is_read(monkeypatch: pytest.
         asked.append(found.verdict)
         return ()
 
-    monkeypatch.setattr(planner, "advise", count)
+    monkeypatch.setattr(advice_module, "advise", count)
     found = plan(model="qwen3-32b", gpus=2, gpu="rtx4090-24g")
     assert asked == []
     assert found.advice == found.advice == ()

@@ -8,9 +8,10 @@ all. That gathers of offloaded parameters start from a copy of the shard was fou
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 
 from ftdash.engine.plan import Plan
 from ftdash.engine.planner import evaluate
@@ -40,7 +41,7 @@ class Published:
         fields = TWO_CARDS | {"seq_len": self.seq_len} | self.fields
         if fields["method"] == "qlora":
             fields["quant"] = "nf4"
-        return evaluate(Plan.from_dict(fields), advice=False)
+        return evaluate(Plan.from_dict(fields))
 
     @property
     def tokens_per_s(self) -> float:
@@ -101,7 +102,7 @@ def test_half_of_older_slots_explains_the_speed_of_the_older_board() -> None:
     errors = [q.planned().time.tokens_per_s_per_gpu / p.tokens_per_s - 1 for q, p in old]
     for row in read():
         if row.fields["gpu"].startswith("RTX 3090") and row.tokens_per_s is not None:
-            planned = evaluate(replace(plan_of(row), pcie="3x8"), advice=False)
+            planned = evaluate(replace(plan_of(row), pcie="3x8"))
             errors.append(planned.time.tokens_per_s_per_gpu / row.tokens_per_s - 1)
     assert len(errors) == 8
     assert max(map(abs, errors)) <= 0.15

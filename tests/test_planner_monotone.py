@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import (
@@ -53,7 +52,7 @@ QUICK = settings(deadline=None, max_examples=60, suppress_health_check=list(Heal
 
 def memory(plan: Plan) -> Memory:
     try:
-        return evaluate(plan, advice=False).memory
+        return evaluate(plan).memory
     except PlanError:
         assume(False)
         raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 from textual.message import Message
 
 from ftdash.engine.check.findings import Change, Finding
@@ -130,7 +131,7 @@ class Wanted:
     def changed(self, change: Change) -> Wanted:
         """With the fields of a finding's change set, in the plan or here."""
         ours = {field.name for field in fields(self)}
-        plan = replace(self.plan, **{name: value for name, value in change if name not in ours})
+        plan = structs.replace(self.plan, **{name: value for name, value in change if name not in ours})
         return replace(self, plan=plan, **{name: value for name, value in change if name in ours})
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from rich.text import Text
 
 from ftdash.engine.model.load import resolve
@@ -74,7 +75,7 @@ def rows(plan: Plan) -> list[StatesRow]:
         candidate = replace(plan, strategy=strategy, offload=offload, replicate=None, method=Method.FULL)
         title = f"ZeRO-{strategy[-1]}" + (f", offload {offload}" if optimizer else "")
         try:
-            memory = evaluate(candidate, advice=False).memory
+            memory = evaluate(candidate).memory
         except PlanError:
             found.append(StatesRow(title, estimate, None, None))
         else:

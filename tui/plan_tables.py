@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -180,7 +180,7 @@ def _hybrid(plan: Plan) -> list[tuple[str, Plan]]:
 def _compare_row(table: Table, title: str, plan: Plan, refused: list[str], bill: Bill | None) -> None:
     """One strategy's figures; why it cannot be planned goes to `refused`, as a table cuts it off."""
     try:
-        found = evaluate(plan, advice=False)
+        found = evaluate(plan)
     except PlanError as error:
         table.add_row(title, "", "", "", "✗")
         refused.append(f"{title}: {error}")

@@ -56,7 +56,7 @@ def host_findings(
     from ftdash.engine.planner import evaluate
 
     try:
-        prediction = evaluate(plan, advice=False)
+        prediction = evaluate(plan)
     except (PlanError, ModelError, HardwareError):
         return
     yield from _disk(plan, prediction.model.trainable_params, where, output, steps, save_steps)

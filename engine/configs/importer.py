@@ -38,7 +38,7 @@ def fields_from_file(path: str | Path) -> tuple[dict[str, Any], list[str]]:
 
 def _fields(data: dict[str, Any], path: str | Path) -> tuple[dict[str, Any], list[str]]:
     keys = set(map(str, data))
-    known = set(Plan.__dataclass_fields__)
+    known = set(Plan.__struct_fields__)
     if isinstance(data.get("plan"), dict):
         return _known(data["plan"], known), []
     if (

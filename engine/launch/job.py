@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+from msgspec import structs
 
 from ftdash.engine.configs import Generated, Rendezvous, TrainArgs, generate
 from ftdash.engine.launch.local import Prepared
@@ -57,7 +58,7 @@ def spec_plan(plan: Plan, nodes: int) -> Plan:
     """The plan with its ranks spread evenly over `nodes`. Raises LaunchError when they do not go up."""
     if plan.gpus % nodes:
         raise LaunchError(f"--gpus {plan.gpus} cannot be spread evenly over --nodes {nodes}")
-    return replace(plan, gpus_per_node=plan.gpus // nodes)
+    return structs.replace(plan, gpus_per_node=plan.gpus // nodes)
 
 
 def job_of(prepared: Prepared, spec: LaunchSpec, nodes: int) -> Job:

@@ -7,7 +7,6 @@ import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import fields
 
 from ftdash.engine.check.findings import Change, Finding, error, note, warning
 from ftdash.engine.configs.refusals import refusal, uses_distributed_config
@@ -132,7 +131,7 @@ def _memory(spec: LaunchSpec, plan: Plan) -> Iterator[Finding]:
 
 
 def _difference(before: Plan, after: Plan) -> Change:
-    names = [field.name for field in fields(Plan)]
+    names = Plan.__struct_fields__
     return tuple(
         (name, getattr(after, name)) for name in names if getattr(after, name) != getattr(before, name)
     )

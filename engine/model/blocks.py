@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.model.config import LARGEST_TOTAL, HubConfig, ModelError
 from ftdash.engine.model.shape import (
@@ -18,15 +20,13 @@ from ftdash.engine.model.shape import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(msgspec.Struct, frozen=True):
     shape: AttentionShape
     linears: tuple[Linear, ...]
     loose_params: int = 0  # q/k norms, sinks
 
 
-@dataclass(frozen=True, slots=True)
-class FeedForward:
+class FeedForward(msgspec.Struct, frozen=True):
     linears: tuple[Linear, ...]
     width: int = 0
     gated: bool = True

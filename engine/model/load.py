@@ -5,12 +5,12 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ftdash import presets
 from ftdash.engine.model.config import LARGEST_TOTAL, HubConfig, ModelError

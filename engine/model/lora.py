@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.model.config import ModelError
 from ftdash.engine.model.shape import LayerShape, Linear, ModelShape, Role
@@ -16,8 +16,7 @@ _GROUPS: dict[str, tuple[Role, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LayerLora:
+class LayerLora(msgspec.Struct, frozen=True):
     """Adapters on one layer of a group (`LayerGroup` of the shape, in the same order)."""
 
     attention: int
@@ -30,8 +29,7 @@ class LayerLora:
         return self.attention + self.mlp + self.expert
 
 
-@dataclass(frozen=True, slots=True)
-class LoraCount:
+class LoraCount(msgspec.Struct, frozen=True):
     """Trainable parameters under LoRA. `layers` runs parallel to the shape's groups."""
 
     layers: tuple[LayerLora, ...]

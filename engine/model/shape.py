@@ -6,8 +6,9 @@ equals what the real transformers class allocates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class Role(StrEnum):
@@ -20,8 +21,7 @@ class Role(StrEnum):
     ROUTER = "router"
 
 
-@dataclass(frozen=True, slots=True)
-class Linear:
+class Linear(msgspec.Struct, frozen=True):
     """`count` matrices of (d_out, d_in); `name` is the module's last part, such as q_proj."""
 
     name: str
@@ -36,8 +36,7 @@ class Linear:
         return self.count * self.d_out * (self.d_in + (1 if self.bias else 0))
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(msgspec.Struct, frozen=True):
     """Heads and widths of one attention block; for MLA the latent ranks are set."""
 
     heads: int
@@ -54,16 +53,14 @@ class AttentionShape:
         return self.kv_lora_rank > 0
 
 
-@dataclass(frozen=True, slots=True)
-class MoeShape:
+class MoeShape(msgspec.Struct, frozen=True):
     experts: int
     top_k: int
     expert_width: int
     shared_width: int = 0  # summed width of always-on experts
 
 
-@dataclass(frozen=True, slots=True)
-class LayerShape:
+class LayerShape(msgspec.Struct, frozen=True):
     """One decoder block. `other_params` are norms, biases outside linears, sinks and the like."""
 
     attention: AttentionShape
@@ -89,16 +86,14 @@ class LayerShape:
         return total
 
 
-@dataclass(frozen=True, slots=True)
-class LayerGroup:
+class LayerGroup(msgspec.Struct, frozen=True):
     """`count` equal layers; a model is a short list of groups, so that planning stays fast."""
 
     layer: LayerShape
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
+class ModelShape(msgspec.Struct, frozen=True):
     name: str
     model_type: str
     hidden: int

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache, partial
-
 from ftdash.engine.plan import Plan, PlanError
-from ftdash.engine.planner.advice import advise
 from ftdash.engine.planner.memory import memory_of
 from ftdash.engine.planner.numerics import reduce_dtype
 from ftdash.engine.planner.result import Advice, Memory, ModelCounts, Prediction, Verdict
@@ -26,19 +22,17 @@ def check(plan: Plan) -> None:
     setting_of(plan)
 
 
-def evaluate(plan: Plan, *, advice: bool = True) -> Prediction:
+def evaluate(plan: Plan) -> Prediction:
     """The plan's whole cost, in a fifth of a millisecond. Raises PlanError.
 
-    Advice plans every remedy again, a few milliseconds where the plan does not fit: it is worked out when it
-    is first read, and `advice=False` leaves it out.
+    Its advice plans every remedy again, a few milliseconds where the plan does not fit, and is worked out
+    when it is first read.
     """
-    s = setting_of(plan)
-    found = predict(s)
-    return replace(found, advise=cache(partial(advise, s, found))) if advice else found
+    return predict(setting_of(plan))
 
 
 def predict(s: Setting) -> Prediction:
-    """The cost of a checked setting, without advice."""
+    """The cost of a checked setting."""
     memory = memory_of(s)
     traffic, time = traffic_and_time(s)
     return Prediction(

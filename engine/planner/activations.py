@@ -7,7 +7,7 @@ et al., arXiv 2205.05198, equation 2: 34·h + 5·a·s) are the special case of G
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.model.shape import LayerShape, Linear, Role
 from ftdash.engine.plan import Attention, Checkpointing, Loss, Precision, Strategy
@@ -15,8 +15,7 @@ from ftdash.engine.planner.numerics import BITSANDBYTES, quant_of
 from ftdash.engine.planner.setting import Setting
 
 
-@dataclass(frozen=True, slots=True)
-class BlockActivations:
+class BlockActivations(msgspec.Struct, frozen=True):
     """Bytes per token of one block: kept until backward, and alive while it is recomputed.
 
     Tensor parallelism divides `saved` and `live`; `saved_whole` and `live_whole` are as wide on every rank.
@@ -314,8 +313,7 @@ def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
     return peak
 
 
-@dataclass(frozen=True, slots=True)
-class LogitsBytes:
+class LogitsBytes(msgspec.Struct, frozen=True):
     """Bytes per token and vocabulary entry: when the loss is computed, when its backward starts, and what the
     allocator has set aside by then (16- and 32-bit copies never share a block)."""
 

@@ -7,7 +7,9 @@ Where no single one is enough they are added up until the plan fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.plan import (
     Checkpointing,
@@ -31,8 +33,7 @@ LONG_SEQUENCE = 32_768
 MOST_REMEDIES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(msgspec.Struct, frozen=True):
     code: str
     text: str
     change: Callable[[Setting], Plan | None]  # None where it does not apply
@@ -48,8 +49,7 @@ def advise(s: Setting, found: Prediction) -> tuple[Advice, ...]:
     return tuple(advice)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
+class _Tried(msgspec.Struct, frozen=True):
     """A remedy as it was planned."""
 
     code: str

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ftdash.engine.planner.result import StepTime
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """`price` is of one GPU-hour, `total` of the run, both in the currency that the price was given in."""
 
     tokens: float
@@ -28,8 +28,7 @@ class Cost:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Bill:
+class Bill(msgspec.Struct, frozen=True):
     """A number of tokens to train on, and the price of one GPU-hour where one is known."""
 
     tokens: float = 1e9

@@ -7,14 +7,13 @@ figures carry a hidden factor of 1.5 (deepspeed/runtime/zero/stage3.py and stage
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 GIB = 2**30
 HOST_BUFFER_FACTOR = 1.5
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatesEstimate:
+class ModelStatesEstimate(msgspec.Struct, frozen=True):
     """Bytes per GPU and of host memory per node, model states only."""
 
     gpu_bytes: int

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from itertools import product
+
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.plan import Checkpointing, Loss, Offload, PipelineSchedule, Plan, PlanError, Strategy
 from ftdash.engine.planner.memory import memory_of
@@ -24,16 +26,14 @@ LARGEST_MICRO_BATCH = 64
 SHORTEST_FOR_CP = 16_384  # context parallelism costs attention traffic and is for sequences that force it
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     plan: Plan
     tokens_per_s_per_gpu: float
     reserved: int  # bytes
     headroom: int  # bytes left on the GPU
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
+class Search(msgspec.Struct, frozen=True):
     """`tried` configurations were evaluated; `candidates` fit, best first."""
 
     candidates: tuple[Candidate, ...]

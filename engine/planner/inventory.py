@@ -6,8 +6,9 @@ gathers it as one and keeps it through forward and backward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from ftdash.engine.model.lora import LoraCount
 from ftdash.engine.model.shape import LayerShape, ModelShape, Role
@@ -16,8 +17,7 @@ from ftdash.engine.planner.setting import Setting
 from ftdash.engine.planner.sums import Same
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """One FSDP unit as one rank computes it: after tensor, expert and pipeline cuts, before sharding.
 
     `frozen_*` are bytes as stored, `trainable_*` parameters, `gathered` bytes once whole on a rank:
@@ -41,8 +41,7 @@ class Unit:
         return self.trainable_dense + self.trainable_experts
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True):
     """What one pipeline stage holds on one rank: `blocks` are (count, layer, unit), counts may be fractions;
     `whole` is the sum of all blocks and the root."""
 
@@ -122,7 +121,7 @@ def _sum(parts: tuple[tuple[float, Unit], ...]) -> Unit:
         return sum(count * getattr(unit, field) for count, unit in parts)
 
     return Unit(
-        **{field: over(field) for field in Unit.__dataclass_fields__ if field != "largest_matrix"},
+        **{field: over(field) for field in Unit.__struct_fields__ if field != "largest_matrix"},
         largest_matrix=max(unit.largest_matrix for _, unit in parts),
     )
 

@@ -6,7 +6,8 @@ when backward ends. What a backend holds beyond that is in `buffers` and `gather
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.plan import Checkpointing, Offload, Optimizer, PipelineSchedule, Strategy
 from ftdash.engine.planner import transients
@@ -30,8 +31,7 @@ from ftdash.engine.planner.result import Memory, ModelStates, Phase, PhaseName
 from ftdash.engine.planner.setting import Setting
 
 
-@dataclass(frozen=True, slots=True)
-class States:
+class States(msgspec.Struct, frozen=True):
     """Bytes at rest on one rank."""
 
     weights: float
@@ -104,8 +104,7 @@ def model_states(s: Setting, stage: Stage) -> ModelStates:
     return ModelStates(round(found.weights), round(found.gradients), round(found.optimizer))
 
 
-@dataclass(frozen=True, slots=True)
-class StageActivations:
+class StageActivations(msgspec.Struct, frozen=True):
     saved: float  # of all micro-batches in flight
     one_block: float  # what one block alone has saved
     live: float  # while one block is recomputed and goes backward

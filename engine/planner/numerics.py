@@ -7,8 +7,9 @@ docs, "Distributed optimizer" (6 + 12/d); bitsandbytes and torchao documentation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from ftdash.engine.plan import Method, Optimizer, Plan, Precision, Quant, Strategy
 
@@ -37,8 +38,7 @@ QUANT_BYTES = {
 BITSANDBYTES = frozenset({Quant.NF4, Quant.NF4_DQ, Quant.INT8})
 
 
-@dataclass(frozen=True, slots=True)
-class Numerics:
+class Numerics(msgspec.Struct, frozen=True):
     """Bytes per parameter or per activation element of one plan."""
 
     compute: int  # gathered weights and activations

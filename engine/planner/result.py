@@ -5,10 +5,11 @@ All sizes are bytes (integers) on the rank that needs most, all times seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ftdash.engine.plan import Plan
 
@@ -40,16 +41,14 @@ class Term(StrEnum):
     BUFFERS = "buffers"
 
 
-@dataclass(frozen=True, slots=True)
-class ModelCounts:
+class ModelCounts(msgspec.Struct, frozen=True):
     name: str
     total_params: int
     active_params: int
     trainable_params: int
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStates:
+class ModelStates(msgspec.Struct, frozen=True):
     """ZeRO's accounting: 2 + 2 + 12 bytes a trainable parameter, sharded by stage (Rajbhandari et al.
     2020)."""
 
@@ -62,8 +61,7 @@ class ModelStates:
         return self.weights + self.gradients + self.optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(msgspec.Struct, frozen=True):
     """What is allocated at one moment of a step, by term."""
 
     name: PhaseName
@@ -92,8 +90,7 @@ class Phase:
         return tuple((term, getattr(self, term.value)) for term in Term)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(msgspec.Struct, frozen=True):
     """`allocated` and `reserved` are torch's two peaks, without the context; `device` is what NVML would
     say."""
 
@@ -126,8 +123,7 @@ class Memory:
         return next(phase for phase in self.phases if phase.name is self.peak_phase)
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(msgspec.Struct, frozen=True):
     """One kind of collective: bytes that a rank sends in a whole step, over which link, for how long."""
 
     name: str
@@ -138,8 +134,7 @@ class Collective:
     exposed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(msgspec.Struct, frozen=True):
     collectives: tuple[Collective, ...]
 
     @property
@@ -154,8 +149,7 @@ class Traffic:
         return sum(c.step_bytes for c in self.collectives if c.link == link)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
+class StepTime(msgspec.Struct, frozen=True):
     compute_s: float
     communication_s: float
     exposed_s: float
@@ -171,8 +165,7 @@ class StepTime:
         return tokens / self.tokens_per_s_per_gpu / 3600
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(msgspec.Struct, frozen=True):
     """One remedy or warning. `saves_bytes` is found by planning again with the remedy; 0 for a warning."""
 
     code: str
@@ -182,12 +175,7 @@ class Advice:
     plan: Plan | None = None  # the plan with the remedy applied
 
 
-def _no_advice() -> tuple[Advice, ...]:
-    return ()
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, dict=True):
     plan: Plan
     model: ModelCounts
     memory: Memory
@@ -197,12 +185,14 @@ class Prediction:
     reduce_dtype: str
     device_range: tuple[int, int] = (0, 0)  # bytes: where `memory.device` lies in most runs of this class
     notes: tuple[str, ...] = ()
-    advise: Callable[[], tuple[Advice, ...]] = field(default=_no_advice, repr=False, compare=False)
 
-    @property
+    @cached_property
     def advice(self) -> tuple[Advice, ...]:
         """What would help, best first: found when it is first asked for, since every remedy is a plan."""
-        return self.advise()
+        from ftdash.engine.planner.advice import advise
+        from ftdash.engine.planner.setting import setting_of
+
+        return advise(setting_of(self.plan), self)
 
     def to_json(self) -> dict[str, Any]:
         """The fixed shape of `ftdash plan --json`, as plain values."""

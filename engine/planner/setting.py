@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import lru_cache
+
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.hardware import Gpu, HardwareError, gpu, with_pcie
 from ftdash.engine.mesh import Mesh, check_shape
@@ -27,8 +29,7 @@ from ftdash.engine.planner.numerics import FSDP_FAMILY, Numerics, numerics, quan
 from ftdash.engine.planner.sums import ModelSums, Same, model_sums
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     plan: Plan
     shape: ModelShape
     sums: ModelSums

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.model.load import load_preset
 from ftdash.engine.model.lora import lora_params
@@ -16,8 +16,7 @@ from ftdash.engine.planner.time import model_flops
 GB = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(msgspec.Struct, frozen=True):
     """One value: what it is, what the planner says, what it must be, and how close."""
 
     what: str
@@ -31,7 +30,7 @@ class Check:
 
 
 def _planned(plan: Plan) -> Prediction:
-    return evaluate(plan, advice=False)
+    return evaluate(plan)
 
 
 def checks() -> tuple[Check, ...]:

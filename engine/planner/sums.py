@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from ftdash.engine.model.shape import ModelShape, Role
 
@@ -23,8 +24,7 @@ class Same:
         return isinstance(other, Same) and other.value is self.value
 
 
-@dataclass(frozen=True, slots=True)
-class ModelSums:
+class ModelSums(msgspec.Struct, frozen=True):
     total: int
     active: int
     layers: int

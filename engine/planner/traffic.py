@@ -6,7 +6,7 @@ reduce-scatter, twice that for an all-reduce (NCCL; the ZeRO paper, section 7).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.hardware import Link
 from ftdash.engine.plan import Checkpointing, Offload, Strategy
@@ -15,8 +15,7 @@ from ftdash.engine.planner.numerics import FSDP_FAMILY
 from ftdash.engine.planner.setting import Setting
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
+class Flow(msgspec.Struct, frozen=True):
     """One collective: bytes a rank sends in each micro-step and once a step, its link, and whether it can
     overlap with compute."""
 

@@ -5,7 +5,8 @@ These do not shrink with the number of ranks; they are why model states alone ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.plan import Checkpointing, Method, Offload, Optimizer, Quant, Strategy
 from ftdash.engine.planner.inventory import Stage
@@ -22,8 +23,7 @@ MAX_LIVE_PARAMETERS = 1e9
 SUB_GROUP = 1e9
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
+class Gathered(msgspec.Struct, frozen=True):
     """Whole parameters on a rank that owns only shards of them."""
 
     running: float = 0.0  # while a block runs forward
@@ -133,8 +133,7 @@ def _dequantised(s: Setting, stage: Stage) -> float:
     return s.dtypes.compute * (unit.packed_dense + unit.packed_experts) / quant
 
 
-@dataclass(frozen=True, slots=True)
-class Buffers:
+class Buffers(msgspec.Struct, frozen=True):
     always: float = 0.0  # from the first step on
     casts: float = 0.0  # autocast's copies of the weights, while the graph lives
     casts_at_end: float = 0.0

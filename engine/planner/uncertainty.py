@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from ftdash.engine.plan import Strategy
 from ftdash.engine.planner.numerics import LOW_PRECISION
@@ -13,8 +13,7 @@ from ftdash.engine.planner.setting import Setting
 USUAL = 0.10
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """A share of the planned memory either way, and why it is wider than usual; "" where it is not."""
 
     share: float

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+
+from msgspec.structs import fields, replace
 
 from ftdash.engine import mesh as meshes
 from ftdash.engine.plan import (

@@ -11,8 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ftdash.engine.checkpoint import verify
 from ftdash.engine.checkpoint.convert import ConvertError, Target, convert

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ftdash.engine.configs.refusals import ZERO_STAGE
 from ftdash.engine.mesh import Mesh

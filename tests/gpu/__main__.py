@@ -98,7 +98,7 @@ def _dry_machine() -> dict[str, Any]:
 
 def _run(case: Case, steps: int, device: str, scratch: Path) -> Row:
     """Train a case in a process of its own: its peak is its own, and its failure ends nothing else."""
-    prediction = evaluate(case.plan, advice=False)
+    prediction = evaluate(case.plan)
     found: dict[str, Any] = {}
     error = ""
     left_out = _missing(case)

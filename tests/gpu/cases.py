@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ftdash.engine.model.load import load_config_file
 from ftdash.engine.plan import Checkpointing, Method, Optimizer, Plan, Precision, Strategy
 from ftdash.engine.planner import evaluate
@@ -75,11 +77,11 @@ def cases(gpu: str, budget_bytes: int, folder: Path, *, tiny: bool = False) -> l
     """
     found = []
     for case in _cases():
-        plan = replace(case.plan, gpu=gpu)
+        plan = structs.replace(case.plan, gpu=gpu)
         if tiny:
             moe = _TINY_MOE if "num_experts" in case.base else {}
             base = {**case.base, **_TINY, **moe}
-            plan = replace(
+            plan = structs.replace(
                 plan, seq_len=case.plan.seq_len // 32, config=_written(base, 2, folder / case.name)
             )
         else:
@@ -101,11 +103,11 @@ def _sized(case: Case, plan: Plan, budget_bytes: int, folder: Path) -> Plan:
     chosen = plan
     for width, base in (("wide", case.base), ("narrow", narrow)):
         for layers in range(1, MOST_LAYERS + 1):
-            larger = replace(plan, config=_written(base, layers, folder / width))
+            larger = structs.replace(plan, config=_written(base, layers, folder / width))
             params = load_config_file(str(larger.config)).total_params
-            if params > case.most_params or evaluate(larger, advice=False).memory.device > budget_bytes:
+            if params > case.most_params or evaluate(larger).memory.device > budget_bytes:
                 break
             chosen = larger
         if layers > 2:
             return chosen
-    return chosen if chosen is not plan else replace(plan, config=_written(narrow, 1, folder))
+    return chosen if chosen is not plan else structs.replace(plan, config=_written(narrow, 1, folder))

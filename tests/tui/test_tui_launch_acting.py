@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ftdash.engine.configs import TrainArgs
 from ftdash.engine.launch.job import Job, write_job
@@ -107,7 +108,7 @@ async def test_x_leaves_a_run_alone_that_still_runs(tmp_path: Path) -> None:
 async def test_f_makes_the_first_fix_and_the_finding_goes(tmp_path: Path) -> None:
     async with cockpit(tmp_path, pane="launch") as (app, pilot):
         pane, checks = app.query_one(LaunchPane), app.query_one(CheckList)
-        pane.take_plan(replace(PLAN, strategy=Strategy.ZERO2, offload=Offload.ALL))
+        pane.take_plan(structs.replace(PLAN, strategy=Strategy.ZERO2, offload=Offload.ALL))
         await until(pilot, lambda: "fix: --offload optimizer" in screen_text(app))
         await pilot.press("f")
         assert pane.wanted.plan.offload is Offload.OPTIMIZER
@@ -117,7 +118,7 @@ async def test_f_makes_the_first_fix_and_the_finding_goes(tmp_path: Path) -> Non
 async def test_enter_on_a_finding_makes_that_fix_only(tmp_path: Path) -> None:
     async with cockpit(tmp_path, pane="launch") as (app, pilot):
         pane, checks = app.query_one(LaunchPane), app.query_one(CheckList)
-        pane.take_plan(replace(PLAN, strategy=Strategy.FSDP1))
+        pane.take_plan(structs.replace(PLAN, strategy=Strategy.FSDP1))
         await until(pilot, lambda: any(finding.code == "no-checkpoints" for finding in checks.findings))
         checks.focus()
         codes = [row[0].code for row in checks.items]
@@ -153,9 +154,9 @@ def fixed(wanted: Wanted, code: str) -> Wanted:
     ("wanted", "code"),
     [
         (Wanted(PLAN, steps=1000), "no-checkpoints"),
-        (Wanted(replace(PLAN, gpus=1)), "nothing-to-shard"),
-        (Wanted(replace(PLAN, strategy=Strategy.FSDP1)), "fsdp1-deprecated"),
-        (Wanted(replace(PLAN, method=Method.QLORA, quant_storage="uint8")), "quant-storage"),
+        (Wanted(structs.replace(PLAN, gpus=1)), "nothing-to-shard"),
+        (Wanted(structs.replace(PLAN, strategy=Strategy.FSDP1)), "fsdp1-deprecated"),
+        (Wanted(structs.replace(PLAN, method=Method.QLORA, quant_storage="uint8")), "quant-storage"),
         (Wanted(Plan(model="qwen3-32b", gpus=8, strategy=Strategy.DDP), backend="ssh"), "does-not-fit"),
         (Wanted(PLAN, out="/proc/nowhere"), "output"),
     ],

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from ftdash.engine.launch import local
 from ftdash.engine.launch.job import job_of
@@ -221,7 +222,7 @@ def test_the_diff_names_what_changed_since_the_last_run_of_that_name(tmp_path: P
     for name, lines in files.items():
         (run.config / name).write_text("\n".join(lines) + "\n")
     assert launching.difference(wanted, str(tmp_path)).lines == ()
-    changed = launching.difference(replace(wanted, plan=replace(PLAN, micro_batch=3)), str(tmp_path))
+    changed = launching.difference(replace(wanted, plan=structs.replace(PLAN, micro_batch=3)), str(tmp_path))
     assert any(line.startswith("+") and "micro_batch" in line and "3" in line for line in changed.lines)
 
 

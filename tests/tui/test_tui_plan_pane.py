@@ -130,7 +130,7 @@ async def test_a_tall_screen_shows_every_input(tmp_path: Path, size: tuple[int, 
     async with cockpit(tmp_path, pane="plan", size=size) as (app, pilot):
         await until(pilot, lambda: bool(app.query("#in-pcie")))
         names = {control.name for control in pane_of(app).query(".control")}
-        assert names == set(Plan.__dataclass_fields__) - {"config"}
+        assert names == set(Plan.__struct_fields__) - {"config"}
 
 
 async def test_two_plans_are_compared_side_by_side(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ftdash.engine.plan import Method, Plan, Strategy
 from ftdash.engine.planner import evaluate

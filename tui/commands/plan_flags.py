@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ftdash.engine.plan import (
     LARGEST_COUNT,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ftdash.engine.model.config import HubConfig, ModelError
 from ftdash.engine.model.shape import ModelShape
