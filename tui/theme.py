@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 BACKGROUND = "#0e1318"
 SURFACE = "#141b22"
-LINE = "#2f3b47"
+# Nearly grey on purpose: with 256 colours (tmux, ssh) a bluer one turns into loud teal.
+LINE = "#363d44"
+CURSOR_COLOUR = "#2a3036"
 FOREGROUND = "#c8d1da"
 DIM_COLOUR = "#748290"
 ACCENT_COLOUR = "#5fb7d4"
@@ -36,8 +38,8 @@ OK = Style(color=OK_COLOUR)
 WARN = Style(color=WARN_COLOUR)
 BAD = Style(color=BAD_COLOUR, bold=True)
 VIOLET = Style(color=VIOLET_COLOUR)
-CURSOR = Style(bgcolor="#22303c", bold=True)
-CURSOR_BLURRED = Style(bgcolor="#1a232c")
+CURSOR = Style(bgcolor=CURSOR_COLOUR, bold=True)
+CURSOR_BLURRED = Style(bgcolor="#1f2429")
 MATCH = Style(color="#0e1318", bgcolor=WARN_COLOUR)
 
 # Memory terms, in the order of a stacked bar: each has a shade of its own as well as a colour.
@@ -158,12 +160,12 @@ def textual_theme() -> Theme:
         variables={
             "line": LINE,
             "dim": DIM_COLOUR,
-            "block-cursor-background": "#22303c",
+            "block-cursor-background": CURSOR_COLOUR,
             "block-cursor-foreground": "#eef2f6",
-            "scrollbar": "#22303c",
+            "scrollbar": CURSOR_COLOUR,
             "scrollbar-background": BACKGROUND,
             "scrollbar-corner-color": BACKGROUND,
-            "scrollbar-hover": "#3a4c5c",
+            "scrollbar-hover": "#464d54",
             "scrollbar-active": ACCENT_COLOUR,
             "input-cursor-background": ACCENT_COLOUR,
         },

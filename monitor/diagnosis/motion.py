@@ -64,14 +64,22 @@ class Motion:
         if self.stack_changed:
             said.append("its stack changed")
         if self.written_bytes:
-            said.append(f"it wrote {self.written_bytes:,} bytes")
+            said.append(f"it wrote {_amount(self.written_bytes)}")
         if self.read_bytes >= _CHUNK_BYTES:
-            said.append(f"it read {self.read_bytes:,} bytes")
+            said.append(f"it read {_amount(self.read_bytes)}")
         if self.busy:
             said.append(f"it used {self.cpu:.0%} of a core")
         if self.children_move:
             said.append("its worker processes move")
         return ", ".join(said)
+
+
+def _amount(count: int) -> str:
+    """Bytes with a decimal unit."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes" if count != 1 else "1 byte"
 
 
 _PYTHON = frozenset({Origin.OWN, Origin.LIBRARY, Origin.STDLIB})

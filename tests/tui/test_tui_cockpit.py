@@ -180,7 +180,7 @@ async def test_a_run_that_stands_still_points_to_diagnose_and_names_the_culprit_
         app.post_message(RunUpdated())
         await until(pilot, lambda: "4 Diagnose ‖" in screen_text(app).splitlines()[0])
         assert "4 says who holds it up" in screen_text(app).splitlines()[1]
-        assert [alert.code for alert in app.query_one(AlertList).items] == [HANG_CODE, "stalled"]
+        assert [alert.code for alert in app.query_one(AlertList).alerts] == [HANG_CODE, "stalled"]
         await pilot.press("question_mark")
         app.feed.state = replace(state, state=RunPhase.RUNNING)  # type: ignore[union-attr]
         app.post_message(RunUpdated())  # arrives while a screen stands above the panes

@@ -122,13 +122,13 @@ async def test_an_acknowledged_alert_stays_acknowledged_while_it_holds(tmp_path:
         at(0)
         alerts.focus()
         await pilot.press("a")
-        assert [alert.severity for alert in alerts.items] == ["note"]
+        assert [alert.severity for alert in alerts.alerts] == ["note"]
         for second in range(1, 5):
             at(second)
-        assert [alert.severity for alert in alerts.items] == ["note"]
+        assert [alert.severity for alert in alerts.alerts] == ["note"]
         await pilot.press("A")
-        assert [alert.text for alert in alerts.items] == ["grows by 4 MiB", "reading 4 MiB"]
-        assert alerts.items[0].t == state.now
+        assert [alert.text for alert in alerts.alerts] == ["grows by 4 MiB", "reading 4 MiB"]
+        assert alerts.alerts[0].t == state.now
 
 
 async def test_a_gpu_that_is_not_sure_to_be_the_ranks_own_is_marked_and_explained(tmp_path: Path) -> None:

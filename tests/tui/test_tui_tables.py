@@ -146,10 +146,10 @@ async def test_an_alert_is_acknowledged_by_a_key_and_comes_back_on_demand() -> N
     async with Hosted(alerts).run_test(size=(80, 12)) as pilot:
         alerts.show([Alert("a", "warning", "first", (0,), 10.0), Alert("b", "error", "second", (1,), 5.0)])
         alerts.focus()
-        assert [alert.text for alert in alerts.items] == ["second", "first"]
+        assert [alert.text for alert in alerts.alerts] == ["second", "first"]
         await pilot.press("a")
-        assert [alert.text for alert in alerts.items] == ["first"]
+        assert [alert.text for alert in alerts.alerts] == ["first"]
         alerts.show([Alert("a", "warning", "first", (0,), 10.0), Alert("b", "error", "second", (1,), 5.0)])
-        assert [alert.text for alert in alerts.items] == ["first"]
+        assert [alert.text for alert in alerts.alerts] == ["first"]
         await pilot.press("A")
-        assert len(alerts.items) == 2
+        assert len(alerts.alerts) == 2

@@ -80,6 +80,7 @@ class MovedTable(Grid):
         "c  goes back to the groups"
     )
     HINTS = "↑↓ rank  c groups"
+    empty = "no two dumps to compare yet: d takes one"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

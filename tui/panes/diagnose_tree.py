@@ -86,6 +86,7 @@ class StackTree(Grid):
         "v  goes back to the groups"
     )
     HINTS = "↑↓ branch  v groups"
+    empty = "no stacks yet: d takes them"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

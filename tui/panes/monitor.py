@@ -156,7 +156,7 @@ class MonitorPane(Pane):
         self.query_one("#memory", BrailleChart).show(
             self._memory,
             plan=said.memory if said else None,
-            caption=f"largest rank {fmt.gb(largest or None)}",
+            caption=f"largest rank {fmt.gb(largest)}" if largest else "",
         )
 
     def _share_height(self, state: RunState, many: bool) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
+from textual.geometry import Size
 
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState
@@ -22,6 +24,19 @@ if TYPE_CHECKING:
     from ftdash.tui.cockpit import Cockpit
 
 
+ROOMY = 100  # columns from which the figures stand in two columns
+
+
+def _known(words: Iterable[str]) -> str:
+    """What is known, in one line."""
+    return " · ".join(words) or fmt.UNKNOWN
+
+
+def _cell(name: str, text: str, width: int) -> Line:
+    """A figure and its name in `width` cells."""
+    return (fmt.fit(name, 11), theme.DIM), (fmt.fit(text, max(1, width - 12)) + " ", theme.TEXT)
+
+
 class RankFigures(LineWidget):
     """What is known of one rank, in two columns."""
 
@@ -33,6 +48,9 @@ class RankFigures(LineWidget):
         self.rank = rank
         self.redraw()
 
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.draw(width, 0))
+
     def draw(self, width: int, height: int) -> list[Line]:
         rank = self.rank
         times = {
@@ -41,34 +59,40 @@ class RankFigures(LineWidget):
             "backward": rank.backward_s,
             "optimizer": rank.optimizer_s,
         }
-        split = "  ".join(f"{name} {fmt.seconds(value)}" for name, value in times.items() if value)
+        split = _known(f"{name} {fmt.seconds(value)}" for name, value in times.items() if value)
         torch = {"allocated": rank.allocated, "reserved": rank.reserved, "peak": rank.peak}
-        numbers = {"loss": rank.loss, "aux": rank.aux_loss, "grad norm": rank.grad_norm}
+        numbers = {"": rank.loss, "aux ": rank.aux_loss, "grad norm ": rank.grad_norm}
         cpu = fmt.UNKNOWN if rank.cpu is None else f"{rank.cpu:.0f}%"
         process = f"cpu {cpu} · state {fmt.clean(rank.process_state) or fmt.UNKNOWN}"
         pairs = [
             ("state", f"{rank.state.value}{' · ' + fmt.clean(rank.phase) if rank.phase else ''}"),
             ("where", f"{fmt.clean(rank.host)} · pid {rank.pid} · {fmt.clean(rank.device)}"),
             ("step", f"{rank.step:,} · epoch {rank.epoch:.2f}"),
-            ("loss", " · ".join(f"{name} {fmt.loss(value)}" for name, value in numbers.items())[5:]),
+            (
+                "loss",
+                _known(f"{name}{fmt.loss(value)}" for name, value in numbers.items() if value is not None),
+            ),
             ("speed", f"{fmt.rate(rank.tokens_per_s)} tokens/s · step {fmt.seconds(rank.step_s)}"),
-            ("step time", split or fmt.UNKNOWN),
             ("memory", f"{fmt.size(rank.memory_used)} of {fmt.size(rank.memory_total)}"),
-            ("torch", " · ".join(f"{name} {fmt.size(value)}" for name, value in torch.items())),
+            (
+                "torch",
+                _known(f"{name} {fmt.size(value)}" for name, value in torch.items() if value is not None),
+            ),
             ("gpu", _gpu_words(rank)),
             ("process", f"{process} · last sign {fmt.duration(rank.heartbeat_age_s)} ago"),
         ]
-        half = width // 2 if width >= 100 else width
-        cells: list[Line] = [
-            ((fmt.fit(name, 11), theme.DIM), (fmt.fit(text, max(1, half - 12)) + " ", theme.TEXT))
-            for name, text in pairs
-        ]
+        half = width // 2 if width >= ROOMY else width
+        cells = [_cell(name, text, half) for name, text in pairs]
+        times_line = _cell("step time", split, width)
         if half == width:
-            return cells
+            return [*cells, times_line]
         middle = -(-len(cells) // 2)
         return [
-            cells[index] + (cells[index + middle] if index + middle < len(cells) else ())
-            for index in range(middle)
+            *(
+                cells[index] + (cells[index + middle] if index + middle < len(cells) else ())
+                for index in range(middle)
+            ),
+            times_line,
         ]
 
 

@@ -45,6 +45,7 @@ class RunTable(Grid):
 
     HELP = "Newest first.\nenter  takes the run under the cursor"
     HINTS = "↑↓ run  enter watch"
+    empty = "looking for runs…"
 
     def columns(self) -> Sequence[Column]:
         return [
@@ -116,7 +117,10 @@ class RunsScreen(Overlay[None]):
     def on_runs_screen_listed(self, event: Listed) -> None:
         box = self.query_one("#runs-box")
         box.border_title = Content(fmt.clean(event.trouble) or f"Runs {len(event.rows)}")
-        self.query_one(RunTable).set_items(event.rows)
+        table = self.query_one(RunTable)
+        table.empty = "" if event.trouble else "no runs yet: 2 Launch starts one, and so does ftdash demo"
+        table.set_items(event.rows)
+        table.invalidate()
 
     @on(Grid.Selected)
     def _chosen(self, event: Grid.Selected) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -25,6 +26,11 @@ LOOK: dict[str, tuple[int, str, Style]] = {
     "note": (2, theme.GLYPHS.dot, theme.DIM),
 }
 
+CLOCK = 5  # cells of "14:01"
+ROOM_FOR_CLOCK = 30  # columns
+
+AlertRow = tuple[Alert, int, str]  # the alert, which of its lines, and that line
+
 
 class AlertList(Grid):
     """Open alerts; `a` acknowledges one, `A` shows the acknowledged again."""
@@ -41,6 +47,7 @@ class AlertList(Grid):
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
         self.book = AlertBook()
+        self.alerts: tuple[Alert, ...] = ()  # as shown, from the top
         self.border_title = "Alerts"
 
     def forget(self) -> None:
@@ -65,30 +72,51 @@ class AlertList(Grid):
             title += f" · {hidden} acknowledged"
         if title != self.border_title:
             self.border_title = title
-        self.set_items(open_alerts)
+        self.alerts = tuple(open_alerts)
+        self._wrap()
+
+    def _wrap(self) -> None:
+        """An alert is read whole: it takes as many lines as the width asks for."""
+        clock = CLOCK + 1 if self._with_clock() else 0
+        room = max(10, self.size.width - clock - 3)
+        rows: list[AlertRow] = []
+        for alert in self.alerts:
+            lines = textwrap.wrap(fmt.clean(alert.text), room) or [""]
+            rows += [(alert, number, line) for number, line in enumerate(lines)]
+        self.set_items(rows)
+
+    def _with_clock(self) -> bool:
+        return self.size.width >= ROOM_FOR_CLOCK
+
+    def on_resize(self) -> None:
+        super().on_resize()
+        self._wrap()
 
     def columns(self) -> Sequence[Column]:
-        return [
-            Column("mark", "", 1),
-            Column("text", "", 10, grow=True),
-            Column("time", "", 5, right=True, drop=1),
-        ]
+        clock = [Column("time", "", CLOCK, right=True)] if self._with_clock() else []
+        return [Column("mark", "", 1), Column("text", "", 10, grow=True), *clock]
 
-    def identity(self, item: Alert) -> Hashable:
-        return (item.code, item.ranks, item.t)
+    def identity(self, item: AlertRow) -> Hashable:
+        alert, number, _ = item
+        return (alert.code, alert.ranks, alert.t, number)
 
-    def cells(self, item: Alert, columns: Sequence[Column]) -> Line:
-        _, symbol, style = LOOK.get(item.severity, LOOK["note"])
-        clock = time.strftime("%H:%M", time.localtime(item.t)) if item.t else ""
-        cells = {"mark": (symbol, style), "text": (fmt.clean(item.text), style), "time": (clock, theme.DIM)}
+    def cells(self, item: AlertRow, columns: Sequence[Column]) -> Line:
+        alert, number, text = item
+        _, symbol, style = LOOK.get(alert.severity, LOOK["note"])
+        clock = time.strftime("%H:%M", time.localtime(alert.t)) if alert.t else ""
+        cells = {
+            "mark": ("" if number else symbol, style),
+            "text": (text, style),
+            "time": ("" if number else clock, theme.DIM),
+        }
         return tuple(cells[column.key] for column in columns)
 
     def action_acknowledge(self) -> None:
         if self.selected is None:
             return
-        wanted = self.identity(self.selected)
+        chosen: Alert = self.selected[0]
         for entry in self.book.open():
-            if (entry.alert.code, entry.alert.ranks, entry.since) == wanted:
+            if (entry.alert.code, entry.alert.ranks, entry.since) == (chosen.code, chosen.ranks, chosen.t):
                 entry.acknowledged = True
         self._list()
 

@@ -54,28 +54,35 @@ class Choice(Control):
         focus = self.has_focus
         pointer = theme.GLYPHS.pointer if focus else " "
         parts: list[Part] = [(fmt.fit(pointer + self.label, label_width), theme.BOLD if focus else theme.DIM)]
-        first = self._first_shown(width - label_width)
         x = label_width
         self._spans = []
-        for index in range(first, len(self.options)):
+        for index, text in self._words(width - label_width):
             chosen = index == self.index
-            text = f"[{self.options[index][1]}]" if chosen else f" {self.options[index][1]} "
-            if x + len(text) > width:
-                break
             parts.append((text, (theme.ACCENT_BOLD if focus else theme.BOLD) if chosen else theme.DIM))
             self._spans.append((x, x + len(text), index))
             x += len(text)
+        if self._spans and self._spans[-1][2] < len(self.options) - 1 and x < width:
+            parts.append((theme.GLYPHS.ellipsis, theme.DIM))
         return [tuple(parts)]
 
-    def _first_shown(self, room: int) -> int:
-        """The option from which the line must start so that the chosen one is on it."""
-        used, first = 0, self.index
-        for index in range(self.index, -1, -1):
-            used += len(self.options[index][1]) + 2
-            if used > room:
-                break
-            first = index
-        return first
+    def _words(self, room: int) -> list[tuple[int, str]]:
+        """(option, text) from left to right: all of them where they fit, closer together if they must be;
+        else as many as there is room for, the chosen one among them."""
+        texts = [
+            f"[{text}]" if index == self.index else f" {text} "
+            for index, (_, text) in enumerate(self.options)
+        ]
+        if sum(map(len, texts)) > room:
+            texts = [" " * (index > 0) + text.strip() for index, text in enumerate(texts)]
+        first, used = 0, sum(map(len, texts[: self.index + 1]))
+        while first < self.index and used > room:
+            used -= len(texts[first])
+            first += 1
+        last = self.index
+        while last + 1 < len(texts) and used + len(texts[last + 1]) <= room:
+            last += 1
+            used += len(texts[last])
+        return [(index, texts[index]) for index in range(first, last + 1)]
 
     def action_step(self, by: int) -> None:
         self.set_value(self.options[max(0, min(len(self.options) - 1, self.index + by))][0])

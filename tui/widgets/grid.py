@@ -53,6 +53,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
     HELP = "↑↓  move; PgUp and PgDn by a page, Home and End to the ends\nenter  opens the line"
     HINTS = "↑↓ move  enter open"
     HEADER = True
+    empty = ""  # said in the place of the header while there is no row
 
     BINDINGS: ClassVar = [
         Binding("up", "move(-1)", "Up", show=False),
@@ -118,6 +119,8 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         """Show these rows; the cursor stays on its row, and only visible lines that differ are painted."""
         current = self.selected
         columns_before = self._fitted[1]
+        if not (self.items and items):
+            self.refresh()  # the header comes or goes
         self.items = list(items)
         if current is not None:
             wanted = self.identity(current)
@@ -173,6 +176,8 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
+        if self.empty and not self.items:
+            return to_strip(((f" {self.empty}" if y == 0 else "", theme.DIM),), width, self.rich_style)
         if self.HEADER and y == 0:
             header = [
                 (fit(column.title, column.width, right=column.right) + " ", self.header_style(column))

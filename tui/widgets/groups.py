@@ -91,6 +91,7 @@ class GroupTable(Grid):
         "enter  opens or closes a fold, and on a single stack goes to its next rank"
     )
     HINTS = "↑↓ group  enter next rank"
+    empty = "no stacks yet: d takes them"
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)

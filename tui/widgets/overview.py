@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from rich.cells import cell_len
 from rich.style import Style
 
 from ftdash.monitor.state import RunPhase, RunState
@@ -20,6 +21,7 @@ PHASE_LOOK: dict[RunPhase, tuple[str, Style]] = {
     RunPhase.FAILED: (theme.GLYPHS.no, theme.BAD),
     RunPhase.STOPPED: (theme.GLYPHS.idle, theme.WARN),
 }
+LONGEST_NAME = 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,10 @@ class Overview(LineWidget):
         symbol, style = PHASE_LOOK[state.state]
         of = f" of {state.max_steps:,}" if state.max_steps else ""
         losses = [point.loss for point in state.points]
+        name = fmt.clean(state.manifest.name or state.run)
         parts: list[Part] = [
             (f" {symbol} {state.state.value}  ", style),
-            (
-                fmt.fit(
-                    fmt.clean(state.manifest.name or state.run),
-                    min(28, max(8, len(state.manifest.name or state.run))),
-                ),
-                theme.BOLD,
-            ),
+            (fmt.fit(name, min(LONGEST_NAME, cell_len(name))), theme.BOLD),
             ("  step ", theme.DIM),
             (f"{state.step:,}{of}", theme.TEXT),
             ("  loss ", theme.DIM),
@@ -107,6 +104,8 @@ class Overview(LineWidget):
             ]
         if state.manifest.reason and state.state in (RunPhase.FAILED, RunPhase.STOPPED):
             parts.append((f"  {fmt.clean(state.manifest.reason)}", style))
+            used = sum(cell_len(text) for text, _ in parts[:-1])
+            parts[-1] = (fmt.fit(parts[-1][0], max(0, width - used)), style)
         return tuple(parts)
 
     def _second(self, state: RunState, width: int) -> Line:
@@ -123,6 +122,8 @@ class Overview(LineWidget):
         if isinstance(strategy, str):
             words = f"{strategy} {theme.GLYPHS.times} {state.manifest.world_size}  {method or ''}"
             parts += [("  ", theme.DIM), (fmt.clean(words), theme.DIM)]
+        while sum(cell_len(text) for text, _ in parts) > width:
+            parts.pop()  # whole words or none
         return tuple(parts)
 
     @staticmethod

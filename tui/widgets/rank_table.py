@@ -235,6 +235,7 @@ class RankTable(Grid):
         "/  filters by rank, host, state or note\n"
         "enter  opens the rank, d dumps its stacks"
     )
+    empty = "no rank has reported yet"
     HINTS = "↑↓ rank  enter open  d dump stacks  s sort  f fold  o group  / filter"
 
     BINDINGS: ClassVar = [
@@ -294,6 +295,7 @@ class RankTable(Grid):
         title = " · ".join(words)
         if title != self.border_title:
             self.border_title = title
+        self.empty = f"no rank matches {fmt.clean(self.needle)!r}" if self.needle else RankTable.empty
         self.set_items(rows)
 
     def columns(self) -> Sequence[Column]:
@@ -383,7 +385,7 @@ class RankTable(Grid):
                 style = theme.BAD if share > 0.95 else theme.WARN if share > 0.88 else theme.ACCENT
                 return fmt.bar(share, 8, theme.GLYPHS.blocks), style
             case "memory":
-                total = f"/{fmt.gb(rank.memory_total)}" if rank.memory_total else ""
+                total = f"/{fmt.gb(rank.memory_total)}" if rank.memory_used and rank.memory_total else ""
                 return f"{fmt.gb(rank.memory_used)}{total}", theme.TEXT
             case "cpu":
                 return fmt.UNKNOWN if rank.cpu is None else f"{rank.cpu:.0f}%", theme.TEXT

@@ -51,7 +51,8 @@ def stack_rows(evidence: RankEvidence, *, all_threads: bool = False) -> list[Sta
         if process.remedy:
             add(f"remedy: {process.remedy}")
     main = frames.main_thread(process.threads)
-    for thread in process.threads if all_threads else [main] if main is not None else []:
+    shown = sorted(process.threads, key=lambda thread: thread is not main) if all_threads else [main]
+    for thread in filter(None, shown):
         _thread_rows(thread, add, titled=all_threads)
     if all_threads:
         for child in process.children:
@@ -102,6 +103,7 @@ class StackView(Grid):
     )
     HINTS = "↑↓ frame  t all threads"
     HEADER = False
+    empty = "here stands the stack of the rank under the cursor"
 
     BINDINGS: ClassVar = [Binding("t", "threads", "All threads", show=False)]
 
@@ -111,9 +113,9 @@ class StackView(Grid):
         self.all_threads = False
 
     def say(self, sentence: str) -> None:
-        """Show one sentence instead of a stack."""
+        """Show one sentence instead of a stack, or none."""
         self.evidence = None
-        self.set_items([StackRow(0, fmt.clean(sentence), heading=True)])
+        self.set_items([StackRow(0, fmt.clean(sentence), heading=True)] if sentence else [])
         self.invalidate()
 
     def show(self, evidence: RankEvidence) -> None:
