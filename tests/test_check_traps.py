@@ -9,10 +9,10 @@ import pytest
 
 from ftdash.engine import check
 from ftdash.engine.check.findings import Severity
-from tests.support import traps_in_configs, traps_in_runs
+from tests.support import traps_in_configs, traps_in_files, traps_in_runs
 from tests.support.check import FOUR_BIT, codes, fsdp1, fsdp2, script
 
-CASES = {**traps_in_configs.CASES, **traps_in_runs.CASES}
+CASES = {**traps_in_configs.CASES, **traps_in_files.CASES, **traps_in_runs.CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -43,7 +43,6 @@ def test_every_code_that_a_rule_reports_has_a_case():
         "host-memory",
         "disk-space",
         "locked-memory",
-        "repeated-key",
         "file-not-found",
         "file-broken",
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import tokenize
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -57,7 +59,8 @@ class Document:
     text: str
     data: dict[str, Any] = field(default_factory=dict)
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
-    repeated: list[str] = field(default_factory=list)  # keys that a JSON text says twice, as sentences
+    repeated: list[Sourced] = field(default_factory=list)  # keys that the text says twice, as sentences
+    as_text: list[tuple[str, ...]] = field(default_factory=list)  # numbers that stand there in quotes
 
     @property
     def name(self) -> str:
@@ -86,6 +89,12 @@ class Document:
     def plan(self) -> Any:
         """The plan that a plan's own file is, or that a saved plan or a run.json holds."""
         return self.data.get("plan") if "run" in self.data or "strategy" not in self.data else self.data
+
+    @property
+    def distributed_type(self) -> str:
+        """What an accelerate file starts, in upper case; YAML reads an unquoted NO as false."""
+        value = self.data.get("distributed_type")
+        return "NO" if value is False else str(value).upper()
 
     def section(self, *keys: str) -> dict[str, Any]:
         found = self.get(*keys)
@@ -116,7 +125,8 @@ def read_document(path: Path) -> Document:
     if path.is_dir():
         return _read_folder(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        raw = path.read_bytes()
+        text = raw.decode(_declared(raw) if path.suffix.lower() == ".py" else "utf-8-sig")
     except UnicodeDecodeError:
         raise DocumentError(f"{path}: not a text file") from None
     except OSError as error:
@@ -137,6 +147,14 @@ def read_document(path: Path) -> Document:
     if _COMMAND.search(text):
         return Document(path, Kind.SHELL, text)
     raise DocumentError(f"{path}: not recognised: {KNOWN}")
+
+
+def _declared(raw: bytes) -> str:
+    """The encoding that a Python file declares in its first lines, UTF-8 otherwise."""
+    try:
+        return tokenize.detect_encoding(io.BytesIO(raw).readline)[0]
+    except SyntaxError:
+        return "utf-8-sig"
 
 
 KNOWN = (
@@ -167,15 +185,14 @@ def _code_of_notebook(path: Path, text: str) -> str:
 def _read_config(path: Path, text: str) -> Document:
     stripped = text.lstrip()
     is_json = path.suffix.lower() == ".json" or stripped.startswith("{")
-    repeated: list[str] = []
+    twice = ""
     try:
         if path.suffix.lower() == ".toml":
             data = parse_toml(text)
         else:
             data = parse_json(text) if is_json else parse_yaml(text)
     except RepeatedKey as error:
-        data = json.loads(text)
-        repeated.append(str(error))
+        data, twice = json.loads(text), str(error)
     except BrokenText as error:
         if not is_json and path.suffix == "" and _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)
@@ -184,12 +201,41 @@ def _read_config(path: Path, text: str) -> Document:
         if _COMMAND.search(text):
             return Document(path, Kind.SHELL, text)
         raise DocumentError(f"{path}: {'empty' if data is None else 'not a mapping'}: expected {KNOWN}")
-    document = Document(path, _config_kind(path, data), text, data, repeated=repeated)
+    document = Document(path, _config_kind(path, data), text, data)
     if path.suffix.lower() == ".toml":
         document.lines = _toml_lines(text)
+    elif is_json:
+        document.lines = _json_lines(text, data)
+        if twice:
+            document.repeated.append(Sourced(twice, document.name))
     else:
-        document.lines = _json_lines(text, data) if is_json else _yaml_lines(text)
+        document.lines, twice_at = _yaml_lines(text)
+        document.repeated = [Sourced(sentence, document.at(line)) for line, sentence in twice_at.items()]
+    if document.kind in _COERCED:
+        document.data = _plain(data, (), document.as_text)
     return document
+
+
+# Kinds whose readers turn quoted numbers into numbers, wholly or in places.
+_COERCED = (Kind.ACCELERATE, Kind.DEEPSPEED, Kind.AXOLOTL, Kind.FSDP, Kind.TRAINER)
+_WHOLE = re.compile(r"-?\d{1,18}")
+_REAL = re.compile(r"-?\d+(\.\d*)?([eE][-+]?\d{1,3})?")
+
+
+def _plain(value: Any, path: tuple[str, ...], as_text: list[tuple[str, ...]]) -> Any:
+    """The value with numbers in quotes as numbers, whose places are noted in `as_text`."""
+    if isinstance(value, dict):
+        return {key: _plain(item, (*path, str(key)), as_text) for key, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    stripped = value.strip()
+    if _WHOLE.fullmatch(stripped):
+        as_text.append(path)
+        return int(stripped)
+    if _REAL.fullmatch(stripped):
+        as_text.append(path)
+        return float(stripped)
+    return value
 
 
 def _config_kind(path: Path, data: dict[str, Any]) -> Kind:
@@ -242,20 +288,27 @@ def _toml_lines(text: str) -> dict[tuple[str, ...], int]:
     return lines
 
 
-def _yaml_lines(text: str) -> dict[tuple[str, ...], int]:
+def _yaml_lines(text: str) -> tuple[dict[tuple[str, ...], int], dict[int, str]]:
+    """Lines of keys; and of keys that a mapping says twice, of which YAML readers keep the last."""
     lines: dict[tuple[str, ...], int] = {}
+    twice: dict[int, str] = {}
 
     def walk(node: yaml.Node, path: tuple[str, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                here = (*path, str(key.value))
-                lines.setdefault(here, key.start_mark.line + 1)
-                walk(value, here)
+        if not isinstance(node, yaml.MappingNode):
+            return
+        own: dict[str, int] = {}
+        for key, value in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in own and name != "<<":
+                twice[line] = f"the key {name} stands in lines {own[name]} and {line}: the last one counts"
+            own[name] = line
+            lines[(*path, name)] = line
+            walk(value, (*path, name))
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if root is not None:
         walk(root, ())
-    return lines
+    return lines, twice
 
 
 def _json_lines(text: str, data: dict[str, Any]) -> dict[tuple[str, ...], int]:

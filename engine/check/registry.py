@@ -36,6 +36,7 @@ def load_rules() -> None:
         rules_script,
         rules_slurm,
         rules_torchtitan,
+        rules_values,
     )
 
 

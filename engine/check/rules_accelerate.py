@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator
 
 from ftdash.engine.check.bundle import Bundle, is_false
-from ftdash.engine.check.documents import Document, Kind, words
+from ftdash.engine.check.documents import Document, Kind, Sourced, words
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.registry import check
 
@@ -56,11 +57,10 @@ def cpu_single_process(bundle: Bundle) -> Iterator[Finding]:
         kind, count = document.get("distributed_type"), document.get("num_processes")
         if (
             kind
-            and str(kind.value) == "MULTI_CPU"
+            and document.distributed_type == "MULTI_CPU"
             and not document.section("mpirun_config")
             and count
-            and isinstance(count.value, int)
-            and count.value > 1
+            and _above_one(count)
         ):
             yield error(
                 "cpu-single-process",
@@ -71,7 +71,7 @@ def cpu_single_process(bundle: Bundle) -> Iterator[Finding]:
                 "use torchrun --nproc-per-node, or mpirun_config, or MULTI_GPU with the trainer's "
                 "use_cpu=True",
             )
-        if kind and str(kind.value) == "NO" and count and isinstance(count.value, int) and count.value > 1:
+        if kind and document.distributed_type == "NO" and count and _above_one(count):
             yield warning(
                 "single-process",
                 kind.where,
@@ -87,6 +87,10 @@ def cpu_single_process(bundle: Bundle) -> Iterator[Finding]:
                 f"accelerate launch --cpu --num_processes {started} starts one process, without a word",
                 f"torchrun --nproc-per-node {started}, with the trainer's use_cpu=True",
             )
+
+
+def _above_one(count: Sourced) -> bool:
+    return isinstance(count.value, int) and count.value > 1
 
 
 @check
@@ -124,10 +128,41 @@ def processes_over_machines(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
+def machine_numbers(bundle: Bundle) -> Iterator[Finding]:
+    """Ranks of machines count from 0; accelerate hands gpu_ids on as CUDA_VISIBLE_DEVICES."""
+    for document in bundle.of(Kind.ACCELERATE):
+        machines = document.get("num_machines")
+        total = machines.value if machines and isinstance(machines.value, int) else 1
+        rank, port = document.get("machine_rank"), document.get("main_process_port")
+        if rank and isinstance(rank.value, int) and not 0 <= rank.value < max(total, 1):
+            yield error(
+                "machine-rank",
+                rank.where,
+                f"machine_rank {rank.value} of {total} machines: they are numbered from 0 to {total - 1}",
+                "0 on the first machine, 1 on the second",
+            )
+        if port and isinstance(port.value, int) and not 0 <= port.value < 65536:
+            yield error(
+                "port-range", port.where, f"main_process_port {port.value}: ports end at 65535", "a free port"
+            )
+        ids, count = document.get("gpu_ids"), document.get("num_processes")
+        named = [part for part in str(ids.value).split(",") if part.strip()] if ids else []
+        if not ids or "all" in named or not count or not isinstance(count.value, int) or total < 1:
+            continue
+        if count.value // total > len(named):
+            yield error(
+                "more-processes-than-gpus",
+                ids.where,
+                f"gpu_ids names {len(named)} GPUs for {count.value // total} processes on each machine",
+                f"name {count.value // total} GPUs, or all",
+            )
+
+
+@check
 def deepspeed_file_and_settings(bundle: Bundle) -> Iterator[Finding]:
     for document in bundle.of(Kind.ACCELERATE):
         named = document.get("deepspeed_config", "deepspeed_config_file")
-        if named is None or str(document.data.get("distributed_type")).upper() != "DEEPSPEED":
+        if named is None or document.distributed_type != "DEEPSPEED":
             continue
         section = document.section("deepspeed_config")
         clashes = [(key, document.where("deepspeed_config", key)) for key in _OWNED_BY_FILE if key in section]
@@ -140,21 +175,12 @@ def deepspeed_file_and_settings(bundle: Bundle) -> Iterator[Finding]:
                 f"{key} beside deepspeed_config_file ({named.where}): accelerate refuses both at once",
                 f"remove {key} here and set it in {named.value}",
             )
-    for document in bundle.documents:
-        for sentence in document.repeated:
-            yield error("repeated-key", document.name, sentence, "remove one of the two")
-    for where, reason in bundle.broken:
-        yield error("file-broken", where, reason, "mend the file")
-    for where, reference in bundle.missing:
-        yield warning(
-            "file-not-found", where, f"{reference} was not found beside this file or here", "correct the path"
-        )
 
 
 @check
 def deepspeed_section(bundle: Bundle) -> Iterator[Finding]:
     for document in bundle.of(Kind.ACCELERATE):
-        if str(document.data.get("distributed_type")).upper() != "DEEPSPEED":
+        if document.distributed_type != "DEEPSPEED":
             continue
         yield from _deepspeed_section(document)
 
@@ -215,7 +241,7 @@ def mesh_product(bundle: Bundle) -> Iterator[Finding]:
         }
         where = document.where("parallelism_config")
         yield from mesh_findings(sizes, bundle.world.value if bundle.world else None, where)
-        kind = str(document.data.get("distributed_type")).upper()
+        kind = document.distributed_type
         version = document.get("fsdp_config", "fsdp_version")
         if kind == "FSDP" and not (version and str(version.value) == "2"):
             yield error(
@@ -224,6 +250,44 @@ def mesh_product(bundle: Bundle) -> Iterator[Finding]:
                 "parallelism_config with FSDP version 1: accelerate refuses it",
                 "set fsdp_version: 2 in fsdp_config",
             )
+
+
+@check
+def megatron_product(bundle: Bundle) -> Iterator[Finding]:
+    """Tensor, pipeline and context sizes divide the world; what they leave is data parallel."""
+    for document in bundle.of(Kind.ACCELERATE):
+        if document.distributed_type != "MEGATRON_LM":
+            continue
+        found = (document.get("megatron_lm_config", f"megatron_lm_{name}") for name in _MEGATRON_SIZES)
+        yield from _divides(bundle, [each for each in found if each])
+    for document, shell, launch in bundle.launches():
+        sizes = []
+        for option in _MEGATRON_OPTIONS:
+            if (size := shell.number(launch.option(option))) is not None:
+                sizes.append(Sourced(size, document.at(launch.line)))
+        yield from _divides(bundle, sizes)
+
+
+_MEGATRON_SIZES = ("tp_degree", "pp_degree", "context_parallel_size")
+_MEGATRON_OPTIONS = (
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--context-parallel-size",
+)
+
+
+def _divides(bundle: Bundle, sizes: list[Sourced]) -> Iterator[Finding]:
+    known = [size for size in sizes if isinstance(size.value, int) and size.value > 0]
+    product = math.prod(size.value for size in known)
+    if bundle.world and bundle.world.value % product:
+        named = " x ".join(str(size.value) for size in known)
+        yield error(
+            "mesh-product",
+            known[0].where,
+            f"tensor x pipeline x context parallelism, {named} = {product}, does not divide the "
+            f"{bundle.world.value} processes ({bundle.world.where})",
+            "sizes whose product divides the number of processes",
+        )
 
 
 def mesh_findings(sizes: dict[str, int], world: int | None, where: str) -> Iterator[Finding]:

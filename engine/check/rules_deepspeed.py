@@ -34,6 +34,10 @@ ZERO_KEYS = words(
 _LEAVES = words("MixtralSparseMoeBlock Qwen2MoeSparseMoeBlock Qwen3MoeSparseMoeBlock")
 
 
+# Switches from before offload had sections of its own; DeepSpeed still reads them.
+_OLD_SWITCHES = {"offload_param": "cpu_offload_param", "offload_optimizer": "cpu_offload"}
+
+
 def _stage(document: Document) -> int | None:
     found = document.get("zero_optimization", "stage")
     if found is None:
@@ -43,6 +47,9 @@ def _stage(document: Document) -> int | None:
 
 
 def _device(document: Document, part: str) -> Sourced | None:
+    old = document.get("zero_optimization", _OLD_SWITCHES[part])
+    if old and is_true(old):
+        return Sourced("cpu", old.where)
     found = document.get("zero_optimization", part, "device")
     return found if found and str(found.value) not in ("none", "auto") else None
 

@@ -11,6 +11,7 @@ from ftdash.engine.check.documents import Kind, Sourced, words
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.pyscript import UNKNOWN
 from ftdash.engine.check.registry import check
+from ftdash.engine.check.rules_values import unknown_value
 
 FSDP1_ONLY = {
     "sharding_strategy": "write fsdp_reshard_after_forward instead",
@@ -34,10 +35,7 @@ def _sections(bundle: Bundle) -> Iterator[tuple[Callable[[str], str], dict[str, 
     """Every FSDP section: where a key of it stands, and its values."""
     for document in bundle.documents:
         if document.kind in (Kind.ACCELERATE, Kind.AXOLOTL, Kind.TRAINER):
-            if (
-                document.kind is Kind.ACCELERATE
-                and str(document.data.get("distributed_type")).upper() != "FSDP"
-            ):
+            if document.kind is Kind.ACCELERATE and document.distributed_type != "FSDP":
                 continue
             if section := document.section("fsdp_config"):
                 yield partial(document.where, "fsdp_config"), section
@@ -119,7 +117,7 @@ def fsdp1_flags_under_version_2(bundle: Bundle) -> Iterator[Finding]:
 def fsdp2_keys_under_version_1(bundle: Bundle) -> Iterator[Finding]:
     for document in bundle.of(Kind.ACCELERATE):
         section = document.section("fsdp_config")
-        if str(document.data.get("distributed_type")).upper() != "FSDP" or not section:
+        if document.distributed_type != "FSDP" or not section:
             continue
         version = document.get("fsdp_config", "fsdp_version")
         if version and str(version.value) == "2":
@@ -172,6 +170,31 @@ def unknown_fsdp_keys(bundle: Bundle) -> Iterator[Finding]:
                     f"{key} is no FSDP option of accelerate: it is ignored without a word",
                     hint,
                 )
+
+
+# accelerate/utils/constants.py; torch's ShardingStrategy by number. LOCAL_STATE_DICT is FSDP1's only.
+_STRATEGIES = words("FULL_SHARD SHARD_GRAD_OP NO_SHARD HYBRID_SHARD HYBRID_SHARD_ZERO2 1 2 3 4 5")
+_VALUES = {
+    "version": words("1 2"),
+    "auto_wrap_policy": words("TRANSFORMER_BASED_WRAP SIZE_BASED_WRAP NO_WRAP"),
+    "state_dict_type": words("FULL_STATE_DICT SHARDED_STATE_DICT LOCAL_STATE_DICT"),
+    "sharding_strategy": _STRATEGIES,
+    "backward_prefetch": words("BACKWARD_PRE BACKWARD_POST NO_PREFETCH NONE"),
+}
+
+
+@check
+def fsdp_values(bundle: Bundle) -> Iterator[Finding]:
+    second = bundle.backend is not None and bundle.backend.name == "fsdp2"
+    for locate, section in _sections(bundle):
+        for key, value in section.items():
+            known = _VALUES.get(_bare(key))
+            if known is None or value is None or isinstance(value, dict | list) or "$" in str(value):
+                continue
+            if second and _bare(key) == "state_dict_type":
+                known -= {"LOCAL_STATE_DICT"}
+            if str(value).upper() not in known:
+                yield unknown_value(locate(key), key, value, known)
 
 
 @check

@@ -22,10 +22,12 @@ def localhost_on_several_nodes(bundle: Bundle) -> Iterator[Finding]:
         for option in ("--rdzv_endpoint", "--master_addr", "--main_process_ip"):
             value = shell.expand(launch.option(option) or "")
             if re.match(r"(localhost|127\.0\.0\.1|0\.0\.0\.0)(:|$)", value):
-                yield error(
+                first = shell.number(launch.option("--node_rank", "--machine_rank")) == 0
+                yield (warning if first else error)(
                     "rendezvous-localhost",
                     document.at(launch.line),
-                    f"{option} {value} on {nodes} nodes: each waits for itself",
+                    f"{option} {value} on {nodes} nodes: "
+                    + ("good for this first node alone" if first else "each waits for itself"),
                     "name the first node as the others reach it",
                 )
         if launch.launcher == "torchrun" and launch.has("--standalone"):

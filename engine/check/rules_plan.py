@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from ftdash.engine.check.bundle import Bundle
-from ftdash.engine.check.documents import Kind
+from ftdash.engine.check.documents import Document, Kind
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.registry import check
 from ftdash.engine.configs.refusals import refusal, uses_distributed_config
@@ -16,7 +17,7 @@ from ftdash.engine.configs.remedies import flags, remedy
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.mesh import warnings as mesh_warnings
 from ftdash.engine.model.shape import ModelShape
-from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, Strategy
+from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, PlanError, Strategy
 
 
 @check
@@ -32,7 +33,36 @@ def plans(bundle: Bundle) -> Iterator[Finding]:
         except msgspec.ValidationError as problem:
             yield error("plan-invalid", document.name, f"not a plan: {problem}", "write it with ftdash plan")
             continue
+        yield from _misspelt(stored, document)
         yield from plan_findings(plan, bundle.model[0] if bundle.model else None, document.name)
+        if not refusal(plan, bundle.model[0] if bundle.model else None):
+            yield from _not_planned(plan, document.name)
+
+
+def _not_planned(plan: Plan, where: str) -> Iterator[Finding]:
+    """A model or GPU that nobody knows, counts that do not go up."""
+    from ftdash.engine.hardware import HardwareError
+    from ftdash.engine.model.load import ModelError
+    from ftdash.engine.planner import check as planned
+
+    try:
+        planned(plan)
+    except HardwareError:
+        return  # a GPU of the machine that the plan was made on
+    except (PlanError, ModelError) as problem:
+        yield error("plan-invalid", where, str(problem), "the flag that the reason names")
+
+
+def _misspelt(stored: dict[str, Any], document: Document) -> Iterator[Finding]:
+    known = set(Plan.__annotations__)
+    for name in set(map(str, stored)) - known:
+        if near := difflib.get_close_matches(name, known, 1, 0.85):
+            yield warning(
+                "key-misspelt",
+                document.where(name),
+                f"{name} is no field of a plan: it takes no effect",
+                f"did you mean {near[0]}?",
+            )
 
 
 def plan_findings(plan: Plan, shape: ModelShape | None, where: str = "plan") -> list[Finding]:

@@ -13,6 +13,7 @@ from ftdash.engine.check.shell import Launch, Shell
 
 _TASK_VARIABLES = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID")
 _LOCAL = re.compile(r"^(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:|$)")
+_SERVES = re.compile(r"\b(vllm|sglang|lmdeploy|ray)\b")
 _MULTI = ("torchrun", "accelerate", "deepspeed")
 
 
@@ -200,7 +201,9 @@ def tasks_and_processes(bundle: Bundle) -> Iterator[Finding]:
             tasks, gpus = _tasks_per_node(shell, launch), shell.gpus_per_node
             if launch.launcher in _MULTI:
                 yield from _launcher_tasks(shell, launch, where, tasks, gpus)
-            elif launch.launcher == "python" and launch.srun and gpus and gpus > 1 and tasks == 1:
+            elif launch.launcher == "python" and launch.srun and (gpus or 0) > 1 and tasks == 1:
+                if _SERVES.search(" ".join(launch.argv)):
+                    continue  # an inference engine starts its own workers
                 yield warning(
                     "one-task-many-gpus",
                     where,
