@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+from msgspec.structs import replace
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
@@ -69,12 +69,15 @@ class PlanPane(Pane):
     TITLE = "Plan"
     HELP = (
         "Everything at the right is computed anew while an input moves; ~ marks an assumption.\n"
-        "enter hands the plan to Launch, c shows the files it becomes, m opens the other inputs,\n"
-        "x gives the answers the whole pane, "
-        "f finds the fastest fit, s simulates a step of the real model class without a GPU,\n"
-        "h holds the tokens of a step when the GPUs move,\n"
-        "p pins this plan to compare with, v shows both side by side, P goes back to it,\n"
-        "ctrl+s saves, ctrl+o loads."
+        "enter  hands the plan to Launch\n"
+        "c  shows the files that it becomes\n"
+        "m  opens the other inputs\n"
+        "x  gives the answers the whole pane\n"
+        "f  finds the fastest fit\n"
+        "s  simulates a step of the real model class, without a GPU\n"
+        "h  holds the tokens of a step while the GPUs move\n"
+        "p  pins this plan; v shows both side by side, P goes back to it\n"
+        "ctrl+s  saves the plan to a file, ctrl+o loads one"
     )
     HINTS = (
         "enter to Launch  c config  m more  x answers  f find a fit  s simulate  p pin  v compare  "

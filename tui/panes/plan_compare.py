@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.style import Style
@@ -37,9 +37,9 @@ class Row:
 def differing_inputs(pinned: Plan, now: Plan) -> list[Row]:
     """The inputs that the two plans do not share, by the names of their flags."""
     return [
-        Row(f"--{field.name.replace('_', '-')}", _words(a), _words(b))
-        for field in fields(Plan)
-        if (a := getattr(pinned, field.name)) != (b := getattr(now, field.name))
+        Row(f"--{name.replace('_', '-')}", _words(a), _words(b))
+        for name in Plan.__struct_fields__
+        if (a := getattr(pinned, name)) != (b := getattr(now, name))
     ]
 
 
@@ -123,7 +123,7 @@ class Comparison(LineWidget):
 class CompareScreen(Overlay[None]):
     """The pinned plan beside the one that moves."""
 
-    HELP = "The pinned plan beside the present one; green is less memory or more speed. esc goes back."
+    HELP = "The pinned plan beside the present one; green is less memory or more speed."
     BINDINGS: ClassVar = [Binding("escape,q,v", "close", "Back", show=False)]
 
     def __init__(self, pinned: Prediction, now: Prediction) -> None:
