@@ -179,6 +179,9 @@ def _dump_with_pyspy(pid: int, *, native: bool, timeout_s: float) -> ProcessEvid
         except msgspec.DecodeError:
             continue
         if any(thread.frames for thread in evidence.threads):
+            for thread in evidence.threads:
+                if thread.os_tid:
+                    thread.sleeps, thread.wanted_s = procfs.thread_counters(pid, thread.os_tid)
             evidence.source = "py-spy native" if native else "py-spy"
             return evidence
     failed = _failed(evidence, permission.explain(pid, message, pyspy_version()))

@@ -177,6 +177,8 @@ def _library_wait(frame: Frame, outer: Sequence[Frame]) -> tuple[Wait, str]:
         return Wait.COMPILE, ""
     if knowledge.SAVE_FILE.search(frame.file):
         return Wait.SAVE_IO, ""
+    if any(f.short in knowledge.TAKES_FROM_WORKERS and knowledge.LOADER_FILE.search(f.file) for f in outer):
+        return Wait.LOADER, ""
     return Wait.LIBRARY, ""
 
 
@@ -330,6 +332,7 @@ def read_threads(threads: Sequence[Thread]) -> Reading:
                     step=Phase.BACKWARD,
                     telling=other.telling,
                     own=reading.own or other.own,
+                    callers=reading.callers if reading.own else other.callers,
                     blocked_by=other.blocked_by,
                     thread=thread.name or "autograd",
                     names=reading.names | other.names,
@@ -337,16 +340,25 @@ def read_threads(threads: Sequence[Thread]) -> Reading:
     return _communicating_thread(threads, main, reading) or reading
 
 
+def read_thread(thread: Thread) -> Reading:
+    """Read one thread by itself."""
+    return _read_cached(tuple(thread.frames), thread.name)
+
+
 def _communicating_thread(threads: Sequence[Thread], main: Thread, reading: Reading) -> Reading | None:
     """The thread in a collective that a main thread waits for: a queue, a future or a join has no peers."""
     waits = reading.blocked_by is not None and reading.blocked_by.short in _BLOCKING_NAMES
     if not waits or reading.wait not in (Wait.OWN, Wait.LIBRARY):
         return None
-    for thread in threads:
-        other = _read_cached(tuple(thread.frames), thread.name) if thread is not main else Reading()
-        if other.in_collective and other.own is not None:
-            return replace(other, thread=thread.name, context=other.context or reading.context)
-    return None
+    others = [_read_cached(tuple(thread.frames), thread.name) for thread in threads if thread is not main]
+    if any(other.own is not None and not other.in_collective for other in others):
+        others = [other for other in others if other.own is not None]  # it may wait for the user's own thread
+    communicating = [other for other in others if other.in_collective]
+    if not communicating:
+        return None
+    chosen = next((other for other in communicating if other.own is not None), communicating[0])
+    context = chosen.context or reading.context
+    return replace(chosen, own=chosen.own or reading.own, context=context, phase=context or chosen.step)
 
 
 def own_functions(threads: Sequence[Thread]) -> frozenset[tuple[str, str]]:

@@ -242,7 +242,7 @@ CHILD_FILE = re.compile(
 # socket, ssl and multiprocessing.connection: reads that wait for somebody's bytes.
 RECEIVES = frozenset({"readinto", "recv_into", "recv", "_recv", "_recv_bytes", "read1"})
 # Libraries that poll for a lock file.
-LOCK_FILE = re.compile(r"(?:^|/)(?:filelock|portalocker|fasteners)/")
+LOCK_FILE = re.compile(r"(?:^|/)(?:filelock|portalocker|fasteners)/|torch/utils/_?file_?(?:baton|lock)")
 
 LOADER_FUNCTIONS = frozenset(
     {
@@ -255,6 +255,8 @@ LOADER_FUNCTIONS = frozenset(
         "_shutdown_workers",
     }
 )
+# Of a loader with worker processes: what is called below these talks with a worker.
+TAKES_FROM_WORKERS = frozenset({"_try_get_data", "_get_data"})
 LOADER_FILE = re.compile(
     r"torch/utils/data/|(?:^|/)dataloader\.py$|data_loader\.py$|accelerate/data_loader|datasets/"
 )

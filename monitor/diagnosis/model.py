@@ -44,6 +44,8 @@ class Thread(msgspec.Struct, omit_defaults=True):
     active: bool = False
     owns_gil: bool = False
     frames: list[Frame] = []
+    sleeps: int = 0  # voluntary context switches
+    wanted_s: float = 0.0  # time on a core and in the queue for one
 
 
 class ProcState(msgspec.Struct, omit_defaults=True):
@@ -264,6 +266,7 @@ class Sample:
     ras: RasReport | None = None
     kernel: tuple[str, ...] = ()  # lines of the kernel's log on GPUs and killed processes
     notices: tuple[str, ...] = ()
+    over: bool = False  # the run has ended since: these processes are gone
 
     def __iter__(self) -> Iterator[RankEvidence]:
         return iter(self.ranks)

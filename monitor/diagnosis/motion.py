@@ -95,10 +95,18 @@ def _key(thread: Thread, *, python_only: bool = False) -> tuple[object, ...]:
 
 def _turns_in_place(before: ProcessEvidence, after: ProcessEvidence) -> bool:
     """Whether a worker was both times in one loop of the user's that changes nothing it asks for."""
-    first, second = frames.read_threads(before.threads), frames.read_threads(after.threads)
+    return _turns(frames.read_threads(before.threads), frames.read_threads(after.threads))
+
+
+def _turns(first: Reading, second: Reading) -> bool:
     if second.own is None or second.telling is not second.own or not _same_own_function(first, second):
         return False
     return source.gets_on(second.own) is False
+
+
+def _runs_coroutines(reading: Reading) -> bool:
+    """Whether a thread runs an event loop: what its coroutines wait for is on no stack, their turns are."""
+    return reading.blocked_by is not None and {"_run_once", "run_forever"} <= reading.names
 
 
 def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: float) -> bool:
@@ -179,10 +187,11 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
 
 
 def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
-    """Whether another thread than the main one gets on in a loop of the user's that comes to an end.
+    """Whether another thread than the main one computes, or gets on in a loop of the user's that ends.
 
     A thread that only repeats itself, as a heartbeat, is alive in a stuck rank too.
     """
+    interval_s = max(after.t - before.t, 1e-3)
     main = frames.main_thread(after.threads)
     old = {thread.os_tid: thread for thread in before.threads if thread.os_tid}
     slept = (after.process.proc.sleeps if after.process else 0) - (
@@ -192,7 +201,11 @@ def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
         earlier = old.get(thread.os_tid)
         if thread is main or earlier is None:
             continue
-        first, second = frames.read_threads([earlier]), frames.read_threads([thread])
+        first, second = frames.read_thread(earlier), frames.read_thread(thread)
+        if (thread.wanted_s - earlier.wanted_s) / interval_s > _BUSY and not _turns(first, second):
+            return True
+        if _runs_coroutines(second) and thread.sleeps - earlier.sleeps >= _SLEEPS:
+            return True
         if second.own is None or not _in_a_loop_that_gets_on(second, to_an_end=True):
             continue
         if _key(earlier, python_only=True) != _key(thread, python_only=True):
@@ -293,6 +306,8 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True
     if motion.sleeps >= _SLEEPS and second.names & knowledge.RECEIVES and second.blocked_by is not None:
         return True  # a blocked read wakes up when something has come
+    if motion.sleeps >= _SLEEPS and _runs_coroutines(second):
+        return True
     if motion.threads_move and second.blocked_by is not None:
         return True  # it waits for a thread of its own, which works
     if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames, source
 from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
-from ftdash.monitor.diagnosis.frames import Origin
+from ftdash.monitor.diagnosis.frames import Origin, Reading
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
@@ -37,27 +38,64 @@ def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[V
         marked = [
             group
             for group in groups
-            if all(frame is not None and hint(frame) for frame in (view.reading.own for view in group))
+            if all(any(map(hint, _apart(view, _other(view, groups)))) for view in group)
         ]
         if len(marked) == 1:
             return marked[0]
-    if len(groups) == 2:
-        phases = [_phase_number(group[0]) for group in groups]
-        if phases[0] != phases[1]:
-            return groups[0] if phases[0] < phases[1] else groups[1]
-        if behind := _behind(groups[0], groups[1]):
-            ahead = groups[1] if behind is groups[0] else groups[0]
-            own = behind[0].reading.own
-            return ahead if own is not None and source.loop_may_break(own) else behind
-    return list(views)
+    if len(groups) != 2:
+        return list(views)
+    parted = _where_they_part(groups[0][0].reading, groups[1][0].reading)
+    if parted is None:
+        behind, ahead = groups
+    else:
+        behind, ahead = groups if parted[0].line < parted[1].line else groups[::-1]
+        parted = parted if behind is groups[0] else parted[::-1]
+        if source.may_be_left(parted[0], parted[1].line):
+            return ahead
+    phases = [_phase_number(group[0]) for group in groups]
+    if phases[0] != phases[1]:
+        return groups[0] if phases[0] < phases[1] else groups[1]
+    if parted is None:
+        return list(views)
+    return ahead if source.in_a_loop_before(parted[0], parted[1].line) else behind
 
 
-def _behind(first: list[View], second: list[View]) -> list[View] | None:
-    """The side that stands at an earlier line of the same function."""
-    one, two = first[0].reading.own, second[0].reading.own
-    if one is None or two is None or one.file != two.file or one.name != two.name or one.line == two.line:
-        return None
-    return first if one.line < two.line else second
+def _singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
+    """Of ranks that differ in several ways, those whose line only some are sent to; all where none is."""
+    if len({key(view) for view in odd}) < 2:
+        return odd
+    usual = next(view for view in views if view not in odd)
+    for hint in (source.in_except_block, source.rank_condition):
+        if marked := [view for view in odd if any(map(hint, _apart(view, usual)))]:
+            return marked
+    return odd
+
+
+def _own_stack(reading: Reading) -> list[Frame]:
+    """The user's own lines, outermost first."""
+    return [*reversed(reading.callers), *([reading.own] if reading.own else [])]
+
+
+def _where_they_part(one: Reading, two: Reading) -> tuple[Frame, Frame] | None:
+    """The outermost function of the user's in which two ranks stand at different lines; each one's line."""
+    for first, second in zip(_own_stack(one), _own_stack(two), strict=False):
+        if (first.name, first.file) != (second.name, second.file):
+            return None
+        if first.line != second.line:
+            return first, second
+    return None
+
+
+def _other(view: View, groups: Sequence[list[View]]) -> View:
+    """A rank of another side."""
+    return next(group[0] for group in groups if view not in group)
+
+
+def _apart(view: View, other: View) -> list[Frame]:
+    """The user's lines of a rank from where it parts with another one; its innermost if they share none."""
+    stack = _own_stack(view.reading)
+    parted = _where_they_part(view.reading, other.reading)
+    return stack[stack.index(parted[0]) :] if parted else stack[-1:]
 
 
 def _phase_number(view: View) -> int:
@@ -107,8 +145,7 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
     ):
         odd, tied = _odd_ones(views, key)
         if odd:
-            if tied:
-                odd = _break_tie(views, key)
+            odd = _break_tie(views, key) if tied else _singled_out(odd, views, key)
             return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
     if len({_inner_lines(view) for view in views}) > 1:
         return Verdict(
@@ -270,12 +307,16 @@ def _mismatch(
     if looked_s < _SURE_AFTER_S and _may_compute(odd[0], rest[0]):
         sure = min(sure, 0.4)
         against = ("backward shows no collective: it may be computing; look again over some seconds",)
+    named = []
+    for view in odd:
+        culprit = view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
+        parted = _where_they_part(view.reading, rest[0].reading)
+        if parted and _own_place(view) == _own_place(rest[0]):
+            culprit = replace(culprit, frame=f"{culprit.frame}; called by {parted[0]}")
+        named.append(culprit)
     return Verdict(
         kind,
-        tuple(
-            view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
-            for view in odd
-        ),
+        tuple(named),
         sure,
         f"rank {ranks_of(odd)} {text} ({op} against {rest[0].op or rest[0].wait})",
         tuple(evidence),
@@ -293,7 +334,7 @@ def _may_compute(odd: View, other: View) -> bool:
 def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
     """Only some ranks are in a save or an evaluation that gathers: the others never join."""
     for phase, kind in ((Phase.SAVE, Kind.SAVE_ON_ONE), (Phase.EVAL, Kind.EVAL_ON_ONE)):
-        inside = [view for view in views if view.context is phase]
+        inside = [view for view in views if view.context is phase and not _came_from_nowhere(view, phase)]
         rest = [view for view in views if view.context is not phase]
         if not inside or not rest:
             continue
@@ -311,6 +352,20 @@ def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
                 kind, culprits, verdict.confidence, verdict.reason, verdict.evidence, verdict.against
             )
     return None
+
+
+def _came_from_nowhere(view: View, phase: Phase) -> bool:
+    """Whether no line of the user's calls the function that names the phase: a signal handler's name, say."""
+    stack = _own_stack(view.reading)
+    named = [number for number, frame in enumerate(stack) if frames.phase_of(frame) is phase]
+    main = frames.main_thread(view.evidence.threads)
+    said = main is not None and any(
+        frames.phase_of(frame) is phase and frames.origin(frame) is not Origin.OWN for frame in main.frames
+    )
+    if said or not named or named[0] == 0:
+        return False
+    callers = [source.statement(frame) for frame in stack[: named[0]]]
+    return all(callers) and not any(stack[named[0]].short in text for text in callers)
 
 
 def _generate_left(views: Sequence[View], two: bool) -> Verdict | None:

@@ -128,11 +128,13 @@ _BY_KIND: dict[Kind, str] = {
 _CAUGHT_OOM = re.compile(r"except block")
 
 
-def next_steps(verdict: Verdict, views: Sequence[View]) -> tuple[str, ...]:
-    """Commands to type next, most useful first."""
+def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
+    """Commands to type next, most useful first; none on processes where the run is `over`."""
     culprit = verdict.culprits[0] if verdict.culprits else None
     at_host = f"ssh {culprit.host} " if culprit and culprit.host and _elsewhere(culprit.host) else ""
-    pid = culprit.pid if culprit else 0
+    if over and verdict.kind in (Kind.SLOW, Kind.HEALTHY):
+        return ()
+    pid = culprit.pid if culprit and not over else 0
     if verdict.kind is Kind.STOPPED_RANK and pid:
         return (f"{at_host}kill -CONT {pid}",)
     if verdict.kind is Kind.D_STATE and pid:
@@ -144,7 +146,7 @@ def next_steps(verdict: Verdict, views: Sequence[View]) -> tuple[str, ...]:
         )
     if verdict.kind in (Kind.SLOW, Kind.HEALTHY):
         return verdict.next
-    if verdict.kind in (Kind.DEAD_RANK, Kind.TEARDOWN, Kind.STORE, Kind.CRASH) and culprit:
+    if culprit and (over or verdict.kind in (Kind.DEAD_RANK, Kind.TEARDOWN, Kind.STORE, Kind.CRASH)):
         return (f"read the log of rank {culprit.rank}: the first error, not the last", *verdict.next)
     if pid:
         return (f"{at_host}py-spy dump --native --pid {pid}", *verdict.next)
@@ -155,7 +157,7 @@ def _elsewhere(host: str) -> bool:
     return host != node_name()
 
 
-def with_advice(verdict: Verdict, views: Sequence[View]) -> Verdict:
+def with_advice(verdict: Verdict, views: Sequence[View], *, over: bool = False) -> Verdict:
     """The verdict with the fix of the pattern that fits, and the next commands."""
     named = {culprit.rank for culprit in verdict.culprits}
     fix = ""
@@ -176,7 +178,7 @@ def with_advice(verdict: Verdict, views: Sequence[View]) -> Verdict:
         )
     if not fix:
         fix = _BY_KIND.get(Kind(verdict.kind), "")
-    return replace(verdict, fix=verdict.fix or fix, next=next_steps(verdict, views))
+    return replace(verdict, fix=verdict.fix or fix, next=next_steps(verdict, over=over))
 
 
 def _names_of(view: View) -> frozenset[str]:

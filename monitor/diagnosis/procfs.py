@@ -51,9 +51,15 @@ def _sleeps(status: dict[str, str]) -> int:
     return int(status.get("voluntary_ctxt_switches", "0"))
 
 
-def _wanted_s(pid: int) -> float:
-    """Seconds that the main thread ran or was ready to run: tells busy from asleep on a crowded machine."""
-    fields = text(f"/proc/{pid}/schedstat").split()
+def thread_counters(pid: int, tid: int) -> tuple[int, float]:
+    """How often one thread went to sleep, and the seconds that it ran or was ready to run."""
+    task = f"/proc/{pid}/task/{tid}"
+    return _sleeps(_status(f"{task}/status")), _wanted_s(task)
+
+
+def _wanted_s(task: str) -> float:
+    """Seconds that a thread ran or was ready to run: tells busy from asleep on a crowded machine."""
+    fields = text(f"{task}/schedstat").split()
     return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) == 3 else 0.0
 
 
@@ -77,7 +83,7 @@ def proc_state(pid: int) -> ProcState:
         main_sleeps=_sleeps(status),
         sleeps=sum(_sleeps(_status(f"/proc/{pid}/task/{tid}/status")) for tid in threads),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
-        main_wanted_s=_wanted_s(pid),
+        main_wanted_s=_wanted_s(f"/proc/{pid}"),
         rss=int(fields[21]) * _PAGE_BYTES,
         read_chars=io.get("rchar", 0),
         write_chars=io.get("wchar", 0),

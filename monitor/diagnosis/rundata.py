@@ -174,7 +174,7 @@ def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
         logs = _logs(run, manifest, hang.incident.log_bytes)
         samples = [replace(sample, world_size=manifest.world_size) for sample in hang.samples]
         flight = tuple(dumps) or samples[-1].flight
-        last = replace(samples[-1], flight=flight, logs=logs, notices=tuple(notices))
+        last = replace(samples[-1], flight=flight, logs=logs, notices=tuple(notices), over=True)
         return [*samples[:-1], last]
     logs = _logs(run, manifest)
     if manifest.first_failing_rank is not None:
@@ -198,6 +198,7 @@ def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
             logs=logs if logs.findings else None,
             world_size=manifest.world_size,
             notices=tuple(notices),
+            over=True,
         )
     ]
 

@@ -86,6 +86,18 @@ def _around(frame: Frame) -> list[tuple[ast.AST, str]]:
 
 
 @lru_cache(maxsize=4096)
+def statement(frame: Frame) -> str:
+    """The text of the innermost statement around a line, "" when it cannot be read."""
+    tree = _tree(frame.file)
+    found = [
+        node
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, ast.stmt) and node.lineno <= frame.line <= (node.end_lineno or 0)
+    ]
+    return ast.unparse(max(found, key=lambda node: node.lineno)) if found else ""
+
+
+@lru_cache(maxsize=4096)
 def rank_condition(frame: Frame) -> str:
     """The text of the condition on a rank under which the line runs, "" when there is none.
 
@@ -113,18 +125,44 @@ def in_except_block(frame: Frame) -> bool:
     return any(isinstance(node, ast.ExceptHandler) for node, _ in _around(frame))
 
 
+_Loop = ast.For | ast.AsyncFor | ast.While
+
+
 @lru_cache(maxsize=4096)
-def loop_may_break(frame: Frame) -> bool:
-    """Whether the line stands in a loop that can be left, or of which a rank can skip the rest."""
-    loops = [
-        node for node, name in _around(frame) if isinstance(node, ast.For | ast.While) and name == "body"
-    ]
+def may_be_left(frame: Frame, later: int) -> bool:
+    """Whether a rank can come past a line, to line `later` of its function, without having made it.
+
+    Out of a loop that has a `break`, or out of a `try` whose handler goes on.
+    """
+    for node, name in _around(frame):
+        if name != "body":
+            continue
+        if isinstance(node, _Loop) and later > (node.end_lineno or 0) and _may_end_early(node):
+            return True
+        if isinstance(node, ast.Try) and later > (node.body[-1].end_lineno or 0):
+            return any(not _raises(handler) for handler in node.handlers)
+    return False
+
+
+@lru_cache(maxsize=4096)
+def in_a_loop_before(frame: Frame, later: int) -> bool:
+    """Whether a line stands in a loop that is over before line `later`: ranks may have had fewer turns."""
     return any(
-        isinstance(inner, ast.Break | ast.Return | ast.Continue) for loop in loops for inner in ast.walk(loop)
+        isinstance(node, _Loop) and name == "body" and later > (node.end_lineno or 0)
+        for node, name in _around(frame)
     )
 
 
-_Loop = ast.For | ast.AsyncFor | ast.While
+def _may_end_early(loop: _Loop) -> bool:
+    return any(isinstance(inner, ast.Break | ast.Return | ast.Continue) for inner in ast.walk(loop))
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler's last statement leaves the function or the program."""
+    last = handler.body[-1]
+    if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
+        return ast.unparse(last.value.func).rsplit(".", 1)[-1] in ("exit", "_exit", "abort")
+    return isinstance(last, ast.Raise | ast.Return)
 
 
 @lru_cache(maxsize=4096)
@@ -157,7 +195,9 @@ _POLL_CALLS = frozenset(
         "join",
     }
     | {"is_set", "is_alive", "done", "empty", "qsize", "exists", "is_file", "is_dir", "isfile", "isdir"}
-    | {"stat", "getsize", "listdir", "glob"}
+    | {"stat", "getsize", "listdir", "glob", "strftime", "now", "timedelta"}
+    | {"min", "max", "len", "str", "int", "float", "round", "abs", "uniform", "random", "randint"}
+    | {"error", "exception", "warn", "critical", "log", "getLogger", "flush", "format"}
 )
 _TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discard"})
 

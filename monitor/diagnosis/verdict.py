@@ -332,6 +332,10 @@ def _outside_kind(view: View) -> Kind:
         return Kind.TEARDOWN
     if view.wait is Wait.SAVE_IO:
         return Kind.STORAGE
+    if awaited := view.awaited_thread():
+        if blocked_in_lock(awaited, None):
+            return Kind.LOCK
+        return Kind.STORAGE if awaited.wait is Wait.SAVE_IO else Kind.OUTSIDE
     if blocked_in_lock(view.reading, view.evidence.proc.syscall):
         return Kind.LOCK
     return Kind.OUTSIDE
@@ -340,6 +344,8 @@ def _outside_kind(view: View) -> Kind:
 def _outside_why(view: View, kind: Kind) -> str:
     held = view.reading.blocked_by
     inside = f" in {held.name}" if held else ""
+    if (awaited := view.awaited_thread()) and kind is not Kind.LOCK:
+        return f"it waits{inside} for its own thread {awaited.thread}, which is at {awaited.own}"
     dead = [c for c in view.evidence.children if c.failure is DumpFailure.ZOMBIE]
     if kind is Kind.DATA_LOADER:
         tail = f"; {len(dead)} of its workers are dead" if dead else ""

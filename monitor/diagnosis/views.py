@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,11 @@ from ftdash.monitor.diagnosis.motion import Motion
 
 FUTEX_SYSCALL = 202
 _SLEEPING = (230, 35)  # clock_nanosleep, nanosleep
+# read, write, open, pread64, pwrite64, readv, writev, connect, accept, wait4, flock, fsync, fdatasync,
+# waitid, openat, accept4 of x86-64: for files, pipes and children. A collective spins or waits in a futex.
+_ON_FILES = frozenset({0, 1, 2, 17, 18, 19, 20, 42, 43, 61, 73, 74, 75, 247, 257, 288})
 _FED_BY_A_THREAD = frozenset({"get", "join", "result", "wait", "_wait_for_tstate_lock"})
+_WITH_THREADS = re.compile(r"concurrent/futures/|asyncio/|multiprocessing/pool\.py$")
 _DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
 
 
@@ -114,23 +119,30 @@ class View:
             worker_frame = frames.user_frame(frames.read_threads(child.threads))
             if worker_frame is not None:
                 text += f"; worker {child.pid}: {worker_frame}"
-        leaving = self.wait is Wait.TEARDOWN and self.reading.own is None
-        if (leaving or self._waits_for_a_thread) and (awaited := self._awaited_thread()):
-            text += f"; thread {awaited}"
+        held = blocked_in_lock(self.reading, self.evidence.proc.syscall)
+        if other := (self._own_thread() if held else self.awaited_thread()):
+            text += f"; thread {other.thread}: {other.own}"
         return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
 
-    @property
-    def _waits_for_a_thread(self) -> bool:
-        blocked = self.reading.blocked_by
-        return self.wait is Wait.OWN and blocked is not None and blocked.short in _FED_BY_A_THREAD
+    def awaited_thread(self) -> Reading | None:
+        """The first other thread in the user's code, where the main thread waits for one; else None.
 
-    def _awaited_thread(self) -> str:
-        """Name and own line of the first other thread in the user's code, "" when there is none."""
+        A queue, a future or a join has no owner to ask: any thread of the process may be meant.
+        """
+        blocked = self.reading.blocked_by
+        fed = blocked is not None and (
+            blocked.short in _FED_BY_A_THREAD or bool(_WITH_THREADS.search(blocked.file))
+        )
+        leaving = self.wait is Wait.TEARDOWN and self.reading.own is None
+        if not leaving and not (fed and self.wait in (Wait.OWN, Wait.LIBRARY, Wait.SAVE_IO)):
+            return None
+        return self._own_thread()
+
+    def _own_thread(self) -> Reading | None:
+        """The first other thread in the user's code: who holds a lock or fills a queue is not recorded."""
         main = frames.main_thread(self.evidence.threads)
-        for thread in self.evidence.threads:
-            if thread is not main and (own := frames.read_threads([thread]).own):
-                return f"{thread.name}: {own}"
-        return ""
+        readings = (frames.read_thread(thread) for thread in self.evidence.threads if thread is not main)
+        return next((reading for reading in readings if reading.own is not None), None)
 
     def guilty_child(self) -> ProcessEvidence | None:
         """The first worker that is stuck in code of its own, when this rank waits for its workers."""
@@ -185,6 +197,8 @@ def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
     own_deepest = reading.telling is not None and frames.origin(reading.telling) is Origin.OWN
     if reading.wait is not Wait.OWN or reading.blocked_by is not None or not own_deepest:
         return reading.wait
+    if evidence.proc.syscall in _ON_FILES:
+        return Wait.OWN
     if evidence.proc.syscall in _SLEEPING or "nanosleep" in evidence.proc.wchan:
         return Wait.OWN
     if source.says_store(text):

@@ -68,9 +68,9 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
     verdict = with_machines(verdict, last)
-    verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views)
+    verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views, over=last.over)
     waiting = [view.rank for view in views if view.waits_for_peers]
-    if verdict.kind is not Kind.HEALTHY and (left := time_left(last, waiting)):
+    if verdict.kind is not Kind.HEALTHY and not last.over and (left := time_left(last, waiting)):
         verdict = replace(verdict, evidence=(*verdict.evidence, left))
     return Diagnosis(verdict, group(views), notices + (tuple(logs.notices) if logs else ()))
 
