@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import locale
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.style import Style
 
 if TYPE_CHECKING:
@@ -38,12 +38,14 @@ OK = Style(color=OK_COLOUR)
 WARN = Style(color=WARN_COLOUR)
 BAD = Style(color=BAD_COLOUR, bold=True)
 VIOLET = Style(color=VIOLET_COLOUR)
+PINK = Style(color="#d98ab8")
+SLATE = Style(color="#8fa3b5")
 CURSOR = Style(bgcolor=CURSOR_COLOUR, bold=True)
 CURSOR_BLURRED = Style(bgcolor="#1f2429")
 MATCH = Style(color="#0e1318", bgcolor=WARN_COLOUR)
 
 # Memory terms, in the order of a stacked bar: each has a shade of its own as well as a colour.
-TERM_STYLES = (ACCENT, OK, VIOLET, WARN, Style(color="#d98ab8"), Style(color="#8fa3b5"), DIM)
+TERM_STYLES = (ACCENT, OK, VIOLET, WARN, PINK, SLATE, DIM)
 HEAT_STYLES = (
     Style(color="#3d5a73"),
     Style(color="#4f86a6"),
@@ -55,8 +57,7 @@ HEAT_STYLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Glyphs:
+class Glyphs(msgspec.Struct, frozen=True):
     """Every symbol that a widget draws, so that a poor terminal gets another set."""
 
     ascii: bool = False

@@ -44,22 +44,26 @@ def config_text(plan: Plan, shape: ModelShape, train_args: TrainArgs) -> Text:
     return text
 
 
+def plan_text(plan: Plan, shape: ModelShape) -> Text:
+    """What a plan becomes while nothing else about the run is chosen."""
+    return config_text(plan, shape, TrainArgs(model=plan.model or "MODEL", output_dir="out"))
+
+
 class ConfigScreen(Overlay[None]):
     """Read only; `ftdash configs` writes the same files."""
 
     HELP = "The files of this plan, as `ftdash configs --out DIR` writes them."
-    BINDINGS: ClassVar = [Binding("escape,q,c,enter", "close", "Back", show=False)]
+    BINDINGS: ClassVar = [Binding("escape,q,c,v,enter", "close", "Back", show=False)]
 
-    def __init__(self, plan: Plan, shape: ModelShape) -> None:
+    def __init__(self, text: Text, title: str = "What this plan becomes") -> None:
         super().__init__()
-        self._plan, self._shape = plan, shape
+        self._text, self._title = text, title
 
     def compose(self) -> ComposeResult:
-        arguments = TrainArgs(model=self._plan.model or "MODEL", output_dir="out")
         with VerticalScroll(id="config-box") as box:
-            box.border_title = "What this plan becomes"
-            box.border_subtitle = "esc back"
-            yield Static(config_text(self._plan, self._shape, arguments))
+            box.border_title = self._title
+            box.border_subtitle = "↑↓ scroll  esc back"
+            yield Static(self._text)
 
     def on_mount(self) -> None:
         self.query_one("#config-box").focus()

@@ -136,7 +136,7 @@ class LocalsTable(Grid):
     def cells(self, item: LocalsRow, columns: Sequence[Column]) -> Line:
         if item.depth == 0:
             return ((item.name, theme.ACCENT_BOLD),)
-        name_style, text_style = (theme.BOLD, theme.DIM) if item.depth == 1 else (theme.TEXT, theme.WARN)
+        name_style, text_style = (theme.BOLD, theme.DIM) if item.depth == 1 else (theme.DIM, theme.TEXT)
         return (("  " * item.depth + item.name, name_style), (item.text, text_style))
 
 

@@ -48,6 +48,7 @@ from ftdash.tui.widgets.launch_summary import NextAction, PlanSummary
 from ftdash.tui.widgets.log_view import LogView
 
 CHECK_AFTER_S = 0.4
+DIFF = "Diff against the last run of this name"
 NEW_LOGS_AFTER_S = 5.0
 LIVE = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
 
@@ -183,7 +184,7 @@ class LaunchPane(Pane):
     def _show_preview(self) -> None:
         preview = self.query_one("#preview")
         if self._diff_shown and not self.wanted.command:
-            preview.border_title = "Diff against the last run of this name"
+            preview.border_title = DIFF
             launching.differ(self.wanted, self.cockpit.runs_root, self.post_message)
             return
         preview.border_title = "Command and config"
@@ -290,13 +291,20 @@ class LaunchPane(Pane):
         self.query_one(NextAction).focus()
 
     def action_differ(self) -> None:
-        self._diff_shown = not self._diff_shown
+        self._diff_shown = not self._diff_shown or not self.query_one("#preview").display
         self._show_preview()
 
     @on(Differed)
     def _differed(self, event: Differed) -> None:
-        if self._diff_shown:
-            self.query_one("#preview-text", Static).update(diff_text(event))
+        if not self._diff_shown:
+            return
+        text = diff_text(event)
+        self.query_one("#preview-text", Static).update(text)
+        if not self.query_one("#preview").display:  # no room for it on this terminal
+            from ftdash.tui.panes.config import ConfigScreen
+
+            self._diff_shown = False
+            self.app.push_screen(ConfigScreen(text, DIFF))
 
     def action_switches(self) -> None:
         from ftdash.tui.panes.switches import SwitchesScreen
@@ -356,10 +364,7 @@ class LaunchPane(Pane):
     def action_config(self) -> None:
         from ftdash.tui.panes.config import ConfigScreen
 
-        try:
-            self.app.push_screen(ConfigScreen(self.wanted.plan, resolve(self.wanted.plan)))
-        except (ModelError, PlanError) as error:
-            self.cockpit.notice(str(error), severity="warning")
+        self.app.push_screen(ConfigScreen(self._preview(), "Command and config"))
 
     def action_own(self) -> None:
         def typed(text: str) -> None:

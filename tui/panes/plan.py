@@ -302,14 +302,14 @@ class PlanPane(Pane):
         self._show_neighbours_soon()
 
     def action_config(self) -> None:
-        from ftdash.tui.panes.config import ConfigScreen
+        from ftdash.tui.panes.config import ConfigScreen, plan_text
 
         try:
             shape = resolve(self.plan)
         except (ModelError, PlanError) as error:
             self.cockpit.notice(str(error), severity="warning")
             return
-        self.app.push_screen(ConfigScreen(self.plan, shape))
+        self.app.push_screen(ConfigScreen(plan_text(self.plan, shape)))
 
     def action_find(self) -> None:
         from ftdash.tui.panes.fit import FitScreen

@@ -53,7 +53,7 @@ class RunTable(Grid):
             Column("name", "run", 30, grow=True),
             Column("ranks", "ranks", 5, right=True, drop=2),
             Column("backend", "backend", 7, drop=3),
-            Column("age", "started", 12, right=True, drop=1),
+            Column("age", "started", 14, right=True, drop=1),
             Column("reason", "outcome", 24, drop=4),
         ]
 

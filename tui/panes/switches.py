@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Container
+from textual.geometry import Size
 
 from ftdash.engine.configs.debug_switches import SWITCHES, Switch, environment
 from ftdash.engine.configs.types import ConfigError
@@ -55,7 +57,7 @@ class SwitchList(Grid):
 
 
 class SwitchFacts(LineWidget):
-    """The variables of the switch under the cursor, its default and its price."""
+    """What the switch under the cursor does, its variables, default and price."""
 
     def __init__(self) -> None:
         super().__init__(id="switch-facts")
@@ -66,13 +68,26 @@ class SwitchFacts(LineWidget):
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
-        if self.switch is None:
-            return []
-        facts = [("sets", self.switch.assignment), ("default", self.switch.default)]
-        lines: list[Line] = [
-            ((f" {name:<9}", theme.DIM), (fmt.fit(text, width - 10), theme.TEXT)) for name, text in facts
-        ]
-        return [*lines, ((" price    ", theme.DIM), (fmt.fit(self.switch.price, width - 10), theme.WARN))]
+        return fact_lines(self.switch, width) if self.switch is not None else []
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """The same for all switches, so that the list above stands still."""
+        return max(len(fact_lines(switch, width)) for switch in SWITCHES)
+
+
+def fact_lines(switch: Switch, width: int) -> list[Line]:
+    """The four facts of a switch, wrapped."""
+    facts = [
+        ("does", switch.what, theme.TEXT),
+        ("sets", switch.assignment, theme.TEXT),
+        ("default", switch.default, theme.TEXT),
+        ("price", switch.price, theme.WARN),
+    ]
+    return [
+        ((f" {'' if index else name:<9}", theme.DIM), (line, style))
+        for name, text, style in facts
+        for index, line in enumerate(textwrap.wrap(text, max(20, width - 11)) or [""])
+    ]
 
 
 class SwitchesScreen(Overlay[tuple[str, ...]]):

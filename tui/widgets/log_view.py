@@ -24,7 +24,7 @@ from ftdash.tui.widgets.lines import Line, Part, PlainTitles, to_strip
 LOOK_EVERY_S = 0.5
 LOUD = ("error", "traceback", "exception", "failed", "killed", "out of memory")
 WARNED = ("warning", "warn ", "deprecat")
-RANK_STYLES = (theme.ACCENT, theme.OK, theme.VIOLET, theme.WARN)
+RANK_STYLES = (theme.ACCENT, theme.VIOLET, theme.PINK, theme.SLATE)  # not those that judge
 
 
 class LogView(PlainTitles, ScrollView, can_focus=True):

@@ -159,5 +159,5 @@ class StackView(Grid):
         where = fit_end(item.where, room - len(mark)) + mark
         return (
             (item.name, theme.BOLD if item.own else theme.TEXT),
-            (where, theme.WARN if item.own else theme.DIM),
+            (where, theme.ACCENT if item.own else theme.DIM),
         )
