@@ -204,7 +204,8 @@ def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
         first, second = frames.read_thread(earlier), frames.read_thread(thread)
         if (thread.wanted_s - earlier.wanted_s) / interval_s > _BUSY and not _turns(first, second):
             return True
-        if _runs_coroutines(second) and thread.sleeps - earlier.sleeps >= _SLEEPS:
+        fed = _runs_coroutines(second) or bool(second.names & knowledge.RECEIVES)
+        if fed and thread.sleeps - earlier.sleeps >= _SLEEPS:
             return True
         if second.own is None or not _in_a_loop_that_gets_on(second, to_an_end=True):
             continue
@@ -228,6 +229,10 @@ def _tight_loop(motion: Motion, first: Reading, second: Reading, gil: bool) -> b
     if second.own is not None and source.gets_on(second.own):
         return False
     return own and gil and motion.busy and _same_own_function(first, second) and not motion.transfers
+
+
+def _at_a_lock(reading: Reading) -> bool:
+    return reading.telling is reading.own and source.says_lock(source.line_text(reading.own))
 
 
 def _waits_for_workers(reading: Reading) -> bool:
@@ -290,7 +295,10 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True  # others than those that it waits for may well be at work
     if not motion.busy and _waits_for_workers(second):
         return False  # its workers are what would move
-    if not motion.busy and _same_own_function(first, second) and only_waits(first, second):
+    waits = not motion.busy and _same_own_function(first, second) and only_waits(first, second)
+    if motion.threads_move and (waits or second.blocked_by is not None or _at_a_lock(second)):
+        return True  # it waits for a thread of its own, which works
+    if waits:
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
     by_itself = second.blocked_by is None  # a few bytes may be of a heartbeat beside a main thread that waits
@@ -308,8 +316,6 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True  # a blocked read wakes up when something has come
     if motion.sleeps >= _SLEEPS and _runs_coroutines(second):
         return True
-    if motion.threads_move and second.blocked_by is not None:
-        return True  # it waits for a thread of its own, which works
     if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):
         # A poll: wakes up, sleeps again at the same place.
         return motion.stack_changed and not _same_own_function(first, second)

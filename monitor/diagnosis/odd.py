@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames, source
 from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
-from ftdash.monitor.diagnosis.frames import Origin, Reading
+from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
@@ -16,6 +16,21 @@ from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
 
 _SURE_AFTER_S = 2.0  # a backward without a visible collective is only odd when it was seen for so long
+
+
+def key_not_set(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Verdict | None:
+    """Most ranks wait for a key of the store: the few in a collective went there instead of setting it."""
+    if len(outside) <= len(waiting) or any(view.wait is not Wait.STORE for view in outside):
+        return None
+    where = waiting[0].op or waiting[0].wait
+    why = f"it is in {where}, and rank {ranks_of(outside)} waits for a key of the store"
+    return Verdict(
+        Kind.STORE,
+        tuple(view.culprit(why) for view in waiting),
+        confidence(0.75, outside, two=two),
+        f"rank {ranks_of(waiting)} is in {where}, the others wait for a key that somebody ought to set",
+        (describe(waiting[0]), describe(outside[0])),
+    )
 
 
 def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[list[View], bool]:

@@ -16,7 +16,7 @@ from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, WORKER_POLLS, Phase
 from ftdash.monitor.diagnosis.model import Culprit, DumpFailure, Sample, Verdict
-from ftdash.monitor.diagnosis.odd import all_waiting
+from ftdash.monitor.diagnosis.odd import all_waiting, key_not_set
 from ftdash.monitor.diagnosis.views import View, blocked_in_lock, child_blocked_in_lock, static_slow
 from ftdash.monitor.diagnosis.words import confidence, describe, place_of, rank_list, ranks_of
 
@@ -377,6 +377,8 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
         stuck = [view for view in candidates if not static_slow(view)]
         if not stuck:
             return _slow(candidates, waiting, guess=True)
+    if verdict := key_not_set(waiting, stuck, two):
+        return verdict
     special = [view for view in stuck if view.wait is not Wait.LIBRARY or view.reading.own is not None]
     stuck = special or stuck
     kinds = Counter(_outside_kind(view) for view in stuck)

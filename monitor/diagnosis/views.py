@@ -21,6 +21,7 @@ from ftdash.monitor.diagnosis.model import (
 from ftdash.monitor.diagnosis.motion import Motion
 
 FUTEX_SYSCALL = 202
+_FLOCK = 73
 _SLEEPING = (230, 35)  # clock_nanosleep, nanosleep
 # read, write, open, pread64, pwrite64, readv, writev, connect, accept, wait4, flock, fsync, fdatasync,
 # waitid, openat, accept4 of x86-64: for files, pipes and children. A collective spins or waits in a futex.
@@ -188,6 +189,8 @@ def blocked_in_lock(reading: Reading, syscall: int | None) -> bool:
         if blocked.short in _LOCK_NAMES or "acquire" in reading.names:
             return True
         return blocked.short in ("wait", "emit", "handle") and blocked.file.endswith(_LOCK_FILES)
+    if syscall == _FLOCK and reading.wait in (Wait.OWN, Wait.LIBRARY):
+        return True
     text = source.line_text(reading.telling) if reading.wait is Wait.OWN else ""
     return bool(text) and source.says_lock(text) and syscall in (None, FUTEX_SYSCALL)
 

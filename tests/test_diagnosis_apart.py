@@ -1,0 +1,151 @@
+"""Of ranks that all wait: who went astray, by where their programs part; and whom a rank waits for itself."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from ftdash.monitor.diagnosis import diagnose
+from ftdash.monitor.diagnosis.model import (
+    Diagnosis,
+    Frame,
+    ProcessEvidence,
+    ProcState,
+    RankEvidence,
+    Sample,
+    Thread,
+)
+
+C10D = "torch/distributed/distributed_c10d.py"
+FUTURE = "/usr/lib/python3.11/concurrent/futures/_base.py"
+READ, FUTEX = 0, 202
+
+
+def rank(number: int, main: list[Frame], *others: list[Frame], syscall: int = FUTEX) -> RankEvidence:
+    threads = [Thread(name="MainThread", frames=main)]
+    threads += [Thread(name=f"thread-{n}", os_tid=n, frames=frames) for n, frames in enumerate(others, 1)]
+    process = ProcessEvidence(
+        pid=100 + number,
+        rank=number,
+        proc=ProcState(state="S", cpu_s=1.0, threads=1, syscall=syscall),
+        threads=threads,
+        source="py-spy",
+    )
+    return RankEvidence(rank=number, process=process)
+
+
+def verdict_on(*ranks: RankEvidence, over: bool = False) -> Diagnosis:
+    samples = [Sample(t=t, ranks=ranks, expected=frozenset(range(len(ranks))), over=over) for t in (0.0, 5.0)]
+    return diagnose(samples)
+
+
+def named(diagnosis: Diagnosis) -> set[int]:
+    return {culprit.rank for culprit in diagnosis.verdict.culprits}
+
+
+def in_call(op: str, script: Path, *places: tuple[str, int]) -> list[Frame]:
+    """A stack in a collective, below the user's functions at their lines, innermost first."""
+    return [Frame(op, C10D, 3000), *(Frame(name, str(script), line) for name, line in places)]
+
+
+@pytest.mark.parametrize(
+    ("body", "one", "two", "culprit"),
+    [
+        ("for x in data:\n    if bad(x):\n        break\n    reduce(x)\nbarrier()", 5, 6, 1),
+        ("for x in data:\n    reduce(x)\nbarrier()", 3, 4, 1),
+        ("for x in data:\n    gather(x)\n    if bad(x):\n        continue\n    reduce(x)", 3, 6, 0),
+        ("try:\n    train()\nexcept ValueError:\n    log()\nbarrier()", 3, 6, 1),
+        ("try:\n    train()\nexcept ValueError:\n    log()\n    raise\nbarrier()", 3, 7, 0),
+        ("try:\n    train()\nexcept ValueError:\n    barrier()\nsave()", 3, 5, 1),
+        ("reduce(x)\nbarrier()", 2, 3, 0),
+        ("for x in data:\n    reduce(x)\n    barrier()", 3, 4, 0),
+    ],
+)
+def test_of_two_ranks_the_one_that_left_the_others_way_is_named(
+    body: str, one: int, two: int, culprit: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def step():\n" + textwrap.indent(body, "    ") + "\n")
+    behind = rank(0, in_call("all_reduce", script, ("step", one)))
+    ahead = rank(1, in_call("barrier", script, ("step", two)))
+    assert named(verdict_on(behind, ahead)) == {culprit}
+
+
+def test_ranks_part_at_their_outermost_line_that_differs(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "def sync(x):\n    reduce(x)\n\n"
+        "def steps():\n    sync(1)\n    if rank == 1:\n        sync(2)\n    sync(3)\n"
+    )
+    one = rank(0, in_call("all_reduce", script, ("sync", 2), ("steps", 8)))
+    two = rank(1, in_call("all_reduce", script, ("sync", 2), ("steps", 7)))
+    diagnosis = verdict_on(one, two)
+    assert named(diagnosis) == {1}
+    assert f"called by steps ({script}:7)" in diagnosis.verdict.culprits[0].frame
+
+
+def test_a_rank_is_judged_by_the_thread_that_its_library_waits_for() -> None:
+    waits = [
+        Frame("wait", "/usr/lib/python3.11/threading.py", 320),
+        Frame("result", FUTURE, 450),
+        Frame("score_all", "trl/trainer/grpo_trainer.py", 100),
+        Frame("train", "/home/u/train.py", 30),
+    ]
+    reads = [
+        Frame("readinto", "/usr/lib/python3.11/socket.py", 706),
+        Frame("fetch", "/home/u/data.py", 12),
+        Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 1000),
+    ]
+    reduces = [Frame("all_reduce", C10D, 3000), Frame("train", "/home/u/train.py", 31)]
+    verdict = verdict_on(rank(0, waits, reads), rank(1, reduces), rank(2, reduces)).verdict
+    assert {culprit.rank for culprit in verdict.culprits} == {0}
+    assert verdict.kind == "rank-outside-collective"
+    assert "fetch (/home/u/data.py:12)" in verdict.culprits[0].frame
+
+
+def test_a_collective_in_a_librarys_thread_is_where_the_rank_is() -> None:
+    waits = [Frame("result", FUTURE, 450), Frame("train", "/home/u/train.py", 30)]
+    gathers = [
+        Frame("gather_object", C10D, 3000),
+        Frame("save", "torch/distributed/checkpoint/state_dict_saver.py", 100),
+        Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 1000),
+    ]
+    opens = [Frame("write_data", "/home/u/writer.py", 9), *gathers[1:]]
+    verdict = verdict_on(rank(0, waits, gathers), rank(1, waits, opens), rank(2, waits, gathers)).verdict
+    assert {culprit.rank for culprit in verdict.culprits} == {1}
+    assert "write_data (/home/u/writer.py:9)" in verdict.culprits[0].frame
+
+
+@pytest.mark.parametrize(
+    ("syscall", "kind"), [(READ, "rank-outside-collective"), (FUTEX, "collective-mismatch")]
+)
+def test_a_rank_in_a_call_on_a_file_is_in_no_collective(syscall: int, kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def show(x):\n    print(x.tolist())\n    reduce(x)\n")
+    prints = rank(0, [Frame("show", str(script), 2)], syscall=syscall)
+    others = [rank(n, in_call("all_reduce", script, ("show", 3))) for n in (1, 2)]
+    diagnosis = verdict_on(prints, *others)
+    assert (diagnosis.verdict.kind, named(diagnosis)) == (kind, {0})
+
+
+def test_most_ranks_at_a_key_of_the_store_wait_for_the_one_in_a_barrier(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("def share():\n    barrier()\n    store.set('k', 1)\n    store.get('k')\n")
+    first = rank(0, in_call("barrier", script, ("share", 2)))
+    others = [rank(n, [Frame("share", str(script), 4)], syscall=45) for n in (1, 2)]
+    diagnosis = verdict_on(first, *others)
+    assert (diagnosis.verdict.kind, named(diagnosis)) == ("store", {0})
+
+
+def test_a_run_that_is_over_is_not_to_be_dumped() -> None:
+    sleeps = rank(0, [Frame("score", "/home/u/train.py", 20)], syscall=230)
+    others = [
+        rank(n, [Frame("all_reduce", C10D, 3000), Frame("step", "/home/u/train.py", 9)]) for n in (1, 2)
+    ]
+    alive, dead = (verdict_on(sleeps, *others, over=over).verdict for over in (False, True))
+    assert any("--pid 100" in step for step in alive.next)
+    assert dead.culprits == alive.culprits
+    assert dead.next
+    assert not any("pid" in step or "kill" in step for step in dead.next)
