@@ -6,6 +6,7 @@ import json
 import pickle
 import resource
 import socket
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import yaml
 from ftdash.engine.check import rules_host, rules_machine
 from ftdash.engine.check.findings import Finding, Severity
 from ftdash.engine.check.registry import check_files
+from tests.support.check import written
 
 PLAN = {"model": "qwen3-8b", "strategy": "fsdp", "gpus": 8}
 
@@ -195,3 +197,20 @@ def test_a_json_key_said_twice_is_named_and_the_rest_still_checked(tmp_path):
     assert found["repeated-key"].severity is Severity.ERROR
     assert 'the key "stage" stands there twice, as 2 and 3' in found["repeated-key"].text
     assert "zero-unknown-key" in found
+
+
+def test_a_checkpoint_to_resume_from_that_is_not_there_names_the_last_whole_one(tmp_path):
+    (tmp_path / "out").mkdir()
+    shards = tmp_path / "out" / "checkpoint-40"
+    shards.mkdir()
+    for rank in range(2):
+        with zipfile.ZipFile(shards / f"pytorch_model_fsdp_rank{rank}.bin", "w") as archive:
+            archive.writestr("archive/data/0", bytes(16))
+    command = "torchrun --nproc_per_node 4 train.py --resume_from_checkpoint out/checkpoint-{}\n"
+    (missing,) = check_files(written(tmp_path, {"r.sh": command.format(50)}))
+    assert (missing.code, missing.severity) == ("resume-missing", Severity.WARNING)
+    assert "checkpoint-40" in missing.fix
+    (found,) = check_files(written(tmp_path, {"r.sh": command.format(40)}))
+    assert (found.code, found.severity) == ("checkpoint-world-size", Severity.ERROR)
+    assert "LOCAL_STATE_DICT of 2 ranks" in found.text
+    assert not check_files(written(tmp_path, {"r.sh": command.format(40).replace("node 4", "node 2")}))

@@ -38,6 +38,7 @@ def test_every_code_that_a_rule_reports_has_a_case():
     """Findings of this machine and of files on disk are tested in files of their own."""
     elsewhere = {
         "checkpoint-world-size",
+        "resume-missing",
         "checkpoint-incomplete",
         "port-taken",
         "host-memory",

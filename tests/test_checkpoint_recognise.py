@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
 
+from ftdash.engine.checkpoint.convert import ConvertError, convert
 from ftdash.engine.checkpoint.recognise import CheckpointKind, find, inspect, last_whole
 from ftdash.tui.cli import UserError, run
 
@@ -60,6 +63,37 @@ def adapter(folder: Path, **changes: int) -> Path:
     return folder
 
 
+def with_optimizer(folder: Path) -> Path:
+    dcp(folder)
+    shutil.copytree(folder / "pytorch_model_fsdp_0", folder / "optimizer_0")
+    return folder
+
+
+def torch_file(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data/0", bytes(16))
+
+
+def fsdp_local(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for rank in range(3):
+        torch_file(folder / f"pytorch_model_fsdp_rank{rank}.bin")
+    return folder
+
+
+def fsdp_full(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    torch_file(folder / "pytorch_model_fsdp.bin")
+    return folder
+
+
+def trainers(folder: Path) -> Path:
+    full(folder)
+    (folder / "trainer_state.json").write_text('{"global_step": 20}')
+    (folder / "optimizer.pt").write_bytes(b"x")
+    return folder
+
+
 def universal(folder: Path) -> Path:
     (folder / "global_step20_universal" / "zero" / "w").mkdir(parents=True)
     (folder / "latest_universal").write_text("global_step20_universal")
@@ -75,8 +109,10 @@ def universal(folder: Path) -> Path:
         (adapter, CheckpointKind.ADAPTER, 0),
         (universal, CheckpointKind.UNIVERSAL, 0),
         (lambda folder: deepspeed(folder, 8, stage=2), CheckpointKind.DEEPSPEED, 8),
+        (fsdp_local, CheckpointKind.FSDP_LOCAL, 3),
+        (fsdp_full, CheckpointKind.FSDP_FULL, 0),
     ],
-    ids=["full", "dcp", "zero3", "adapter", "universal", "zero2"],
+    ids=["full", "dcp", "zero3", "adapter", "universal", "zero2", "fsdp-local", "fsdp-full"],
 )
 def test_each_kind_is_recognised_with_its_ranks_and_step(make, kind, ranks, tmp_path):
     found = inspect(make(tmp_path / "checkpoint-20"))
@@ -161,7 +197,15 @@ def empty(pattern: str):
         (deepspeed, remove_all("*_optim_states.pt"), "optimizer"),
         (split, remove("*_rank_1_mp_rank_02_optim_states.pt"), "1 (mp_rank_02)"),
         (split, remove("mp_rank_01_model_states.pt"), "mp_rank_01"),
+        (dcp, empty("__1_0.distcp"), "__1_0.distcp is empty"),
+        (with_optimizer, remove("optimizer_0/__1_0.distcp"), "optimizer_0/__1_0.distcp is missing"),
+        (with_optimizer, empty("optimizer_0/.metadata"), "optimizer_0/.metadata is broken"),
+        (deepspeed, empty("latest"), "latest is empty"),
+        (fsdp_local, remove("*_rank1.bin"), "ranks 1"),
+        (fsdp_local, empty("*_rank2.bin"), "rank2.bin is empty"),
         (full, remove("config.json"), "config.json"),
+        (full, empty("config.json"), "config.json is broken"),
+        (trainers, remove("model.safetensors"), "no weights"),
         (adapter, remove("adapter_model.safetensors"), "adapter_model"),
     ],
 )
@@ -172,6 +216,53 @@ def test_what_a_killed_save_leaves_is_called_half_written(make, damage, reason, 
     assert found is not None
     assert not found.whole
     assert reason in found.problem
+
+
+def test_a_shard_that_ends_before_its_last_tensor_is_cut_short(tmp_path):
+    import torch
+    from torch.distributed import checkpoint
+
+    folder = tmp_path / "checkpoint-20" / "pytorch_model_fsdp_0"
+    checkpoint.save(
+        {"model": {"a": torch.ones(64, 64), "b": torch.ones(3)}}, checkpoint_id=folder, no_dist=True
+    )
+    assert inspect(folder.parent).problem == ""
+    shard = folder / "__0_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    assert inspect(folder.parent).problem == "__0_0.distcp is cut short"
+
+
+def test_metadata_that_would_run_code_runs_none(tmp_path):
+    folder = dcp(tmp_path / "checkpoint-20")
+    touched = tmp_path / "touched"
+    metadata = folder / "pytorch_model_fsdp_0" / ".metadata"
+    metadata.write_bytes(b"cos\nsystem\n(S'touch " + bytes(touched) + b"'\ntR.")
+    assert inspect(folder) is not None
+    assert not touched.exists()
+
+
+def test_other_programs_weights_are_not_called_missing(tmp_path):
+    folder = tmp_path / "checkpoint-20"
+    folder.mkdir()
+    (folder / "optimizer.pt").write_bytes(b"x")
+    (folder / "consolidated.pth").write_bytes(b"x")
+    assert inspect(folder) is None
+
+
+def test_a_local_state_dict_is_not_converted(tmp_path):
+    with pytest.raises(ConvertError, match="only 3 ranks"):
+        convert(inspect(fsdp_local(tmp_path / "checkpoint-20")), tmp_path / "out")
+
+
+def test_a_gathered_torch_file_becomes_safetensors(tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    (tmp_path / "c").mkdir()
+    weight = torch.arange(6.0).reshape(2, 3)
+    torch.save({"a.weight": weight}, tmp_path / "c" / "pytorch_model_fsdp.bin")
+    convert(inspect(tmp_path / "c"), tmp_path / "out")
+    assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["a.weight"], weight)
 
 
 @pytest.mark.parametrize(("make", "name"), [(full, "model"), (adapter, "adapter_model")])

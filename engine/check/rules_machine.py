@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Document, Kind, Sourced
-from ftdash.engine.check.findings import Finding, error, note
+from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.registry import check
 from ftdash.engine.check.rules_host import available_bytes
 
@@ -66,6 +68,8 @@ def shards_and_world(bundle: Bundle) -> Iterator[Finding]:
         path = document.path.parent / str(found.value)
         if path.is_dir():
             resumes.append((path, found.where))
+        elif path.parent.is_dir() and re.search(r"[/-]", str(found.value)) and "$" not in str(found.value):
+            yield _not_there(path, found)
     universal = any(
         document.get("checkpoint", "load_universal") and document.data["checkpoint"]["load_universal"] is True
         for document in bundle.of(Kind.DEEPSPEED)
@@ -86,8 +90,33 @@ def shards_and_world(bundle: Bundle) -> Iterator[Finding]:
                 f"{path.name} is half written: {checkpoint.problem}",
                 "resume from the last whole one: ftdash checkpoint ls",
             )
+        elif checkpoint.kind is CheckpointKind.FSDP_LOCAL:
+            yield from _other_local_world(bundle, checkpoint, where)
         elif checkpoint.kind is CheckpointKind.DEEPSPEED and not universal and not mics:
             yield from _other_world(bundle, checkpoint, where)
+
+
+def _not_there(path: Path, named: Sourced) -> Finding:
+    from ftdash.engine.checkpoint.recognise import last_whole
+
+    last = last_whole(path.parent)
+    return warning(
+        "resume-missing",
+        named.where,
+        f"resume_from_checkpoint names {named.value}, which is not in {path.parent.name}/",
+        f"the last whole one there is {last.path.name}" if last else "correct the path",
+    )
+
+
+def _other_local_world(bundle: Bundle, checkpoint: Checkpoint, where: str) -> Iterator[Finding]:
+    if bundle.world and bundle.world.value != checkpoint.ranks:
+        yield error(
+            "checkpoint-world-size",
+            where,
+            f"{checkpoint.path.name} is a LOCAL_STATE_DICT of {checkpoint.ranks} ranks, and "
+            f"{bundle.world.value} are started ({bundle.world.where})",
+            f"resume with {checkpoint.ranks} ranks, and save with SHARDED_STATE_DICT",
+        )
 
 
 def _other_world(bundle: Bundle, checkpoint: Checkpoint, where: str) -> Iterator[Finding]:

@@ -136,6 +136,13 @@ def _write(
         extra = ["--exclude_frozen_parameters"] if target is Target.ADAPTER else []
         _run([sys.executable, "-m", "deepspeed.utils.zero_to_fp32", str(checkpoint.path), str(scratch),
               "--safe_serialization", *_tag(checkpoint), *extra])  # fmt: skip
+    elif kind is CheckpointKind.FSDP_FULL:
+        _torch_file(next(checkpoint.path.glob("pytorch_model_fsdp*.bin")), scratch)
+    elif kind is CheckpointKind.FSDP_LOCAL:
+        raise ConvertError(
+            f"{checkpoint.path} is a LOCAL_STATE_DICT: only {checkpoint.ranks} ranks with the same FSDP "
+            "wrapping can load it; resume with them and save with SHARDED_STATE_DICT"
+        )
     else:
         raise ConvertError(f"{checkpoint.path} is {kind} already: nothing to convert")
     if target is Target.ADAPTER:
@@ -143,6 +150,14 @@ def _write(
     if _has_adapters(scratch):
         raise ConvertError(f"{checkpoint.path} holds adapters: convert it to adapter, then to merged")
     return _lay_side_files(scratch, side)
+
+
+def _torch_file(file: Path, out: Path) -> None:
+    """A gathered state dict as safetensors, tied weights once."""
+    import torch
+    from huggingface_hub import save_torch_state_dict
+
+    save_torch_state_dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True), out)
 
 
 def _tag(checkpoint: Checkpoint) -> list[str]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from ftdash.engine.checkpoint.weights import adapter_problem, weights_problem
+from ftdash.engine.checkpoint.dcp import shards_in
+from ftdash.engine.checkpoint.weights import BrokenWeightsError, adapter_problem, held, weights_problem
 
 
 class CheckpointKind(StrEnum):
@@ -17,6 +18,9 @@ class CheckpointKind(StrEnum):
     UNIVERSAL = "universal"  # DeepSpeed's universal checkpoint, for any world size
     FULL = "full"  # weights that from_pretrained reads
     ADAPTER = "adapter"  # a PEFT adapter folder
+    FSDP_FULL = "fsdp-full"  # one torch file of the gathered model, as accelerate names it
+    FSDP_LOCAL = "fsdp-local"  # FSDP1's LOCAL_STATE_DICT: a file per rank, for as many ranks only
+    NO_WEIGHTS = "no-weights"  # a trainer's checkpoint-N that holds everything but the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,11 @@ class Checkpoint:
 
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt$")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)(?:_\d+)?_model_states\.pt$")
-_DISTCP = re.compile(r"__(\d+)_(\d+)\.distcp$")
+_FSDP = re.compile(r"pytorch_model_fsdp(?:_\d+)?(?:_rank(\d+))?\.bin$")
+# What trainers and accelerate write into a checkpoint beside the weights.
+_BESIDE = ("trainer_state.json", "training_args.bin", "scheduler.pt", "scheduler.bin", "optimizer.pt",
+           "optimizer.bin", "rng_state*.pth", "random_states_*.pkl")  # fmt: skip
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz")
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -57,7 +65,7 @@ def inspect(path: Path) -> Checkpoint | None:
     """The checkpoint in `path`: a trainer's checkpoint-N, its inner shard folder, or a model folder."""
     if not path.is_dir():
         return None
-    for look in (_deepspeed, _dcp, _adapter, _full):
+    for look in (_deepspeed, _dcp, _adapter, _full, _fsdp_files, _without_weights):
         if found := look(path):
             return found
     return None
@@ -123,11 +131,11 @@ def _deepspeed(path: Path) -> Checkpoint | None:
     latest = path / "latest"
     problem = ""
     if latest.is_file():
-        tag = latest.read_text().strip()
+        tag = latest.read_text(errors="replace").strip()
         tag_folder = path / tag
-        if not tag_folder.is_dir():
-            return Checkpoint(path, CheckpointKind.DEEPSPEED, path, 0, _size(path), _step(path),
-                              f"latest names {tag}, which is not there")  # fmt: skip
+        if not tag or not tag_folder.is_dir():
+            problem = f"latest names {tag}, which is not there" if tag else "the file latest is empty"
+            return Checkpoint(path, CheckpointKind.DEEPSPEED, path, 0, _size(path), _step(path), problem)
     elif steps := sorted(
         (child for child in path.glob("global_step*") if child.is_dir() and child.name[11:].isdigit()),
         key=lambda child: int(child.name[11:]),
@@ -192,56 +200,28 @@ def _universal(path: Path, shards: Path) -> Checkpoint:
 def _dcp(path: Path) -> Checkpoint | None:
     folders = [path, *(child for child in sorted(path.glob("pytorch_model_fsdp_*")) if child.is_dir())]
     for folder in folders:
-        files = [file for file in folder.glob("*.distcp") if _DISTCP.search(file.name)]
-        metadata = folder / ".metadata"
-        if not files and not metadata.is_file():
+        shards = shards_in(folder)
+        if shards is None:
             continue
-        ranks = {int(match[1]) for file in files if (match := _DISTCP.search(file.name))}
-        named = _strings(metadata)
-        present = {file.name for file in files}
-        missing = sorted(name for name in named or () if _DISTCP.search(name) and name not in present)
-        if not metadata.is_file():
-            problem = ".metadata, written last, is missing"
-        elif named is None:
-            problem = ".metadata is broken"
-        elif missing:
-            problem = f"{missing[0]} is missing"
-        elif not any(file.stat().st_size for file in files):
-            problem = "its shards hold no tensor"
-        else:
-            problem = ""
+        problem = shards.problem or ("" if shards.holds_tensors else "its shards hold no tensor")
         optimizers = [child for child in sorted(path.glob("optimizer_*")) if child.is_dir()]
         for optimizer in optimizers:
-            if not (optimizer / ".metadata").is_file():
-                problem = problem or f"{optimizer.name}/.metadata, written last, is missing"
-        problem = _unfinished(path) or problem
+            state = shards_in(optimizer)
+            wrong = ".metadata, written last, is missing" if state is None else state.problem
+            problem = problem or (f"{optimizer.name}/{wrong}" if wrong else "")
         return Checkpoint(
             path,
             CheckpointKind.DCP,
             folder,
-            len(ranks),
+            shards.ranks,
             _size(path),
             _step(path),
-            problem,
-            any("lora_" in name for name in named or ()),
+            _unfinished(path) or problem,
+            shards.adapter,
             no_optimizer=(path / "trainer_state.json").is_file()
             and not (optimizers or (path / "optimizer.bin").is_file()),
         )
     return None
-
-
-def _strings(metadata: Path) -> set[str] | None:
-    """Every string in DCP's pickled metadata, tensor and file names among them; nothing is unpickled.
-
-    None when the file is missing or broken.
-    """
-    import pickletools
-
-    try:
-        operations = pickletools.genops(metadata.read_bytes())
-        return {argument for _, argument, _ in operations if isinstance(argument, str)}
-    except (ValueError, OSError, IndexError):
-        return None
 
 
 def _adapter(path: Path) -> Checkpoint | None:
@@ -257,7 +237,57 @@ def _full(path: Path) -> Checkpoint | None:
         return None
     if not problem and not (path / "config.json").is_file():
         problem = "no config.json: from_pretrained cannot load it"
+    elif not problem and not _is_mapping(path / "config.json"):
+        problem = "config.json is broken: from_pretrained cannot load it"
     return _trainers_own(path, CheckpointKind.FULL, _unfinished(path) or problem)
+
+
+def _is_mapping(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_text(encoding="utf-8-sig")), dict)
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _fsdp_files(path: Path) -> Checkpoint | None:
+    """What accelerate's FSDP1 saves as torch files: the whole model in one, or each rank's part in its own.
+
+    Names from accelerate/utils/fsdp_utils.py.
+    """
+    files = {file.name: match[1] for file in path.iterdir() if (match := _FSDP.match(file.name))}
+    if not files:
+        return None
+    ranks = {int(rank) for rank in files.values() if rank is not None}
+    problem = ""
+    if missing := sorted(set(range(min(max(ranks, default=0), 2**15))) - ranks) if ranks else []:
+        problem = f"the files of {_rank_names({(rank, 0) for rank in missing})} are missing"
+    for name in sorted(files):
+        try:
+            held(path / name)
+        except BrokenWeightsError as error:
+            problem = problem or str(error)
+    return Checkpoint(
+        path,
+        CheckpointKind.FSDP_LOCAL if ranks else CheckpointKind.FSDP_FULL,
+        path,
+        len(ranks),
+        _size(path),
+        _step(path),
+        _unfinished(path) or problem,
+        no_optimizer=(path / "trainer_state.json").is_file() and not any(path.glob("optimizer*")),
+    )
+
+
+def _without_weights(path: Path) -> Checkpoint | None:
+    """A folder named as a checkpoint in which the save came to everything but the model."""
+    if not re.fullmatch(r"(tmp-)?checkpoint-\d+", path.name):
+        return None
+    beside = {file.name for name in _BESIDE for file in path.glob(name)}
+    others = [file for file in path.iterdir() if file.name not in beside]
+    if (others and not beside) or any(file.is_dir() or file.suffix in _WEIGHTS for file in others):
+        return None  # weights of a form that is not known here
+    problem = _unfinished(path) or "it holds no weights"
+    return Checkpoint(path, CheckpointKind.NO_WEIGHTS, path, 0, _size(path), _step(path), problem)
 
 
 def _trainers_own(path: Path, kind: CheckpointKind, problem: str) -> Checkpoint:

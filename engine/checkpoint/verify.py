@@ -39,7 +39,7 @@ def tensors_of(checkpoint: Checkpoint, scratch: Path) -> dict[str, torch.Tensor]
 
 def _gathered(checkpoint: Checkpoint, scratch: Path) -> Path:
     """The folder of safetensors of a checkpoint, converted into `scratch` where it is not one itself."""
-    if checkpoint.kind not in (CheckpointKind.DCP, CheckpointKind.DEEPSPEED):
+    if checkpoint.kind in (CheckpointKind.FULL, CheckpointKind.ADAPTER):
         return checkpoint.path
     folder = scratch / "gathered"
     if not folder.exists():

@@ -57,7 +57,7 @@ def _open(text: str, flag: str = "") -> Any:
     found = inspect(path)
     if found is None:
         raise UserError(
-            f"{flag}{text}: no checkpoint (DCP shards, DeepSpeed, universal, safetensors or adapter)"
+            f"{flag}{text}: no checkpoint (DCP, DeepSpeed, universal, FSDP files, safetensors or adapter)"
         )
     return found
 
