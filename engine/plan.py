@@ -53,6 +53,14 @@ class Quant(StrEnum):
     MXFP4 = "mxfp4"
 
 
+class KbitUpcast(StrEnum):
+    """What of a k-bit model is turned into fp32: all that is not quantised, or the norms alone."""
+
+    ALL = "all"  # peft's prepare_model_for_kbit_training
+    NORMS = "norms"
+    NONE = "none"
+
+
 class Checkpointing(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
@@ -161,6 +169,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quant: Quant | None = None  # None: nf4-dq under qlora, none otherwise
     quantize_experts: bool = False
     quant_storage: str = "bf16"
+    kbit_upcast: KbitUpcast | None = None  # None: all under mixed precision where FSDP does not shard
     adapter_dtype: str | None = None  # "fp32" | "bf16"
     expert_lora: ExpertLora = ExpertLora.NONE
 
@@ -180,6 +189,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unsharded_init: bool = False  # every rank loads the whole model before it is sharded
     untied_head: bool = False  # the framework gives a tied head weights of its own (LitGPT)
     wrap_embeddings: bool = False  # embedding and head are FSDP units of their own (torchtitan, torchtune)
+    reentrant: bool = False  # the model checkpoints its blocks re-entrantly (transformers' default before 5)
     whole_graph: bool = False  # the step is one traced graph on one stream (SimpleFSDP, graph_trainer)
     pcie: str | None = None  # generation and lanes of this machine's slots, such as "3x8"; None: the card's
 

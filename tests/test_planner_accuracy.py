@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.accuracy.misses import WHY
 from tests.accuracy.report import compare, errors_of, misses, render, summarise
-from tests.accuracy.rows import is_fitted, read
+from tests.accuracy.rows import AFTERWARDS, is_fitted, read
 
 
 def test_almost_every_trusted_run_can_be_planned() -> None:
@@ -19,7 +19,7 @@ def test_errors_stay_where_they_were_measured() -> None:
     found = [c for c in compare(read()) if c.row.trusted]
     for fitted, median_memory, within_10, within_20, optimistic, median_speed in (
         (True, 0.040, 0.80, 0.93, 0.11, 0.12),
-        (False, 0.050, 0.80, 0.95, 0.10, 0.18),
+        (False, 0.051, 0.79, 0.95, 0.08, 0.18),
     ):
         half = [c for c in found if is_fitted(c.row.source) == fitted]
         memory = summarise(errors_of(half, lambda c: c.memory_error))
@@ -28,6 +28,20 @@ def test_errors_stay_where_they_were_measured() -> None:
         assert memory.within_20 >= within_20
         assert memory.optimistic <= optimistic
         assert summarise(errors_of(half, lambda c: c.speed_error)).median <= median_speed
+
+
+def test_runs_looked_up_afterwards_are_planned_as_well() -> None:
+    """First planned with a median error of 8.7 % and 23 % optimistic, which showed what FSDP1 keeps of blocks
+    with a frozen base; bounds a little above today's figures."""
+    found = [c for c in compare(read(AFTERWARDS)) if c.row.trusted]
+    assert all(c.prediction is not None for c in found)
+    memory = summarise(errors_of(found, lambda c: c.memory_error))
+    assert memory.count >= 80
+    assert memory.median <= 0.055
+    assert memory.within_10 >= 0.75
+    assert memory.within_20 >= 0.92
+    assert memory.optimistic <= 0.03
+    assert {c.row.source for c in found}.isdisjoint(row.source for row in read())
 
 
 def test_every_miss_is_explained_and_no_explanation_is_left_over() -> None:

@@ -67,7 +67,8 @@ def test_every_flag_reaches_its_field() -> None:
             "--quant nf4 --quantize-experts --quant-storage uint8 --adapter-dtype bf16 --expert-lora scaled "
             "--micro-batch 2 --grad-accum 3 --seq-len 4096 --checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
-            "--activation-offload --unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
+            "--activation-offload --kbit-upcast norms --reentrant "
+            "--unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
             "--lora-dropout 0"
         )
     )
@@ -102,6 +103,8 @@ def test_every_flag_reaches_its_field() -> None:
             "reduce_dtype": "fp32",
             "activation_offload": True,
             "unsharded_init": True,
+            "kbit_upcast": "norms",
+            "reentrant": True,
             "untied_head": True,
             "wrap_embeddings": True,
             "whole_graph": True,

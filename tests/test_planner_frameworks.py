@@ -190,3 +190,31 @@ def test_a_plan_that_fits_with_little_room_says_its_range() -> None:
     assert found.memory.headroom > 0
     assert found.device_range[1] > found.memory.capacity
     assert "range" in [one.code for one in found.advice]
+
+
+def test_fsdp1_keeps_the_inputs_of_frozen_blocks_where_the_model_checkpoints_itself() -> None:
+    """Every block's input and its gradient, as 12 re-entrant checkpoints with a multi-grad hook keep 11 of
+    each."""
+    fields = {"strategy": "fsdp1", "model": "llama-3-8b", "gpus": 4, "micro_batch": 8, "seq_len": 4096}
+    at_end = {
+        (method, reentrant): next(
+            phase.activations
+            for phase in memory(method=method, reentrant=reentrant, **fields).phases
+            if phase.name is PhaseName.BACKWARD_END
+        )
+        for method in ("lora", "full")
+        for reentrant in (False, True)
+    }
+    kept = at_end["lora", True] - at_end["lora", False]
+    assert kept == pytest.approx(2 * 31 * 8 * 4096 * 4096 * 2)
+    assert at_end["full", False] == at_end["full", True]
+
+
+def test_a_k_bit_base_takes_more_where_its_norms_are_fp32() -> None:
+    fields = {"strategy": "none", "model": "mistral-7b", "method": "qlora", "seq_len": 4096}
+    none, norms, everything = (memory(kbit_upcast=kind, **fields) for kind in ("none", "norms", "all"))
+    assert none.allocated < norms.allocated < everything.allocated
+    assert (
+        memory(precision="bf16", **fields).allocated
+        == memory(precision="bf16", kbit_upcast="none", **fields).allocated
+    )

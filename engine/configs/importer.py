@@ -251,6 +251,8 @@ def _axolotl(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str
     _axolotl_precision(data, fields, notes)
     if data.get("gradient_checkpointing"):
         fields["checkpointing"] = "full"
+        kwargs = data.get("gradient_checkpointing_kwargs")
+        fields["reentrant"] = isinstance(kwargs, dict) and kwargs.get("use_reentrant") is True
     elif "checkpointing" not in fields:
         fields["checkpointing"] = "none"
     world = data.get("dp_shard_size")

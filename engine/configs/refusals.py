@@ -130,6 +130,8 @@ def _script_refusal(plan: Plan) -> str | None:
         "--loss upcast": plan.loss is Loss.UPCAST,
         "--untied-head": plan.untied_head,
         "--wrap-embeddings": plan.wrap_embeddings,
+        "--reentrant": plan.reentrant,
+        f"--kbit-upcast {plan.kbit_upcast}": plan.kbit_upcast is not None,
         "--whole-graph": plan.whole_graph,
         "--modules-to-save": bool(plan.modules_to_save),
         "--quantize-experts": plan.quantize_experts,

@@ -108,6 +108,7 @@ class StageActivations(msgspec.Struct, frozen=True):
     saved: float  # of all micro-batches in flight
     one_block: float  # what one block alone has saved
     live: float  # while one block is recomputed and goes backward
+    retained: float  # inputs and gradients of blocks that went backward, held until the last one has
     passing: float  # temporaries of one block's forward
     passing_whole: float  # of them, what is at full length under tensor parallelism
     logits_forward: float
@@ -152,12 +153,31 @@ def stage_activations(s: Setting, stage: Stage, *, first: bool) -> StageActivati
         saved + (0.0 if recomputes else copies),
         one * s.tokens + (0.0 if recomputes else copy),
         live * s.tokens + (2 * copy if recomputes else copy),
+        retained_inputs(s, stage),
         passing * s.tokens,
         passing_whole * s.tokens,
         logits.forward * entries,
         logits.backward * entries,
         logits.reserved * entries,
     )
+
+
+def retained_inputs(s: Setting, stage: Stage) -> float:
+    """What FSDP1 holds of every block that went backward, until the whole backward is over.
+
+    A frozen unit re-shards through a hook on its inputs' gradients. Where the model checkpoints its blocks
+    itself, re-entrantly (transformers' `gradient_checkpointing` before 5), that input is a detached leaf, and
+    the hook keeps its AccumulateGrad node, with it the input and its gradient
+    (torch/distributed/fsdp/_runtime_utils.py, `_register_post_backward_reshard_only_hook`;
+    torch/autograd/graph.py, `register_multi_grad_hook`). PyTorch's own wrapper sits inside the
+    unit, whose inputs are no leaves then.
+    """
+    plan = s.plan
+    frozen_units = plan.strategy is Strategy.FSDP1 and s.lora is not None
+    held = plan.reentrant and plan.checkpointing is Checkpointing.FULL and not plan.activation_offload
+    if not (frozen_units and held):
+        return 0.0
+    return 2 * max(0.0, stage.layers - 1) * s.tokens / s.mesh.tp * s.shape.hidden * s.dtypes.stream
 
 
 def micro_batches_in_flight(s: Setting) -> float:
@@ -251,7 +271,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     first_block = phase(
         PhaseName.BACKWARD_END,
         gradients=max(0.0, grads - b.block_gradient_at_rest),
-        activations=acts.one_block + acts.live,
+        activations=acts.one_block + acts.live + acts.retained,
         gathered=g.backward_end,
         buffers=b.always + b.casts_at_end + b.head_gradient_at_end + b.block_gradient,
         cached=pool,

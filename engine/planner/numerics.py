@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import msgspec
 
-from ftdash.engine.plan import Method, Optimizer, Plan, Precision, Quant, Strategy
+from ftdash.engine.plan import KbitUpcast, Method, Optimizer, Plan, Precision, Quant, Strategy
 
 FSDP_FAMILY = frozenset({Strategy.FSDP, Strategy.FSDP_NO_RESHARD, Strategy.FSDP1, Strategy.HSDP})
 ZERO_FAMILY = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
@@ -81,6 +81,7 @@ def numerics(plan: Plan) -> Numerics:
         plan.method is not Method.FULL,
         plan.adapter_dtype,
         quant_of(plan),
+        plan.kbit_upcast,
         plan.optimizer,
         reduce_dtype(plan),
     )
@@ -93,6 +94,7 @@ def _numerics(
     adapters: bool,
     adapter_dtype: str | None,
     quant: Quant | None,
+    kbit_upcast: KbitUpcast | None,
     optimizer: Optimizer,
     reduced_in: str,
 ) -> Numerics:
@@ -112,17 +114,19 @@ def _numerics(
         if adapters and adapter_dtype is not None:
             param = grad = 4 if adapter_dtype == "fp32" else 2
     autocast = mixed and not fp32 and strategy in (Strategy.NONE, Strategy.DDP)
-    # transformers' prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it
-    # for a base that FSDP shards, and a pure-bf16 run never calls it.
-    packed = quant in BITSANDBYTES and adapters and strategy not in FSDP_FAMILY
-    kbit = packed and mixed
+    # peft's prepare_model_for_kbit_training turns what is not quantised into fp32; trl skips it for a base
+    # that FSDP shards, and a pure-bf16 run never calls it.
+    packed = quant in BITSANDBYTES and adapters
+    prepared = mixed and strategy not in FSDP_FAMILY
+    upcast = (kbit_upcast or (KbitUpcast.ALL if prepared else KbitUpcast.NONE)) if packed else KbitUpcast.NONE
+    kbit = upcast is KbitUpcast.ALL
     frozen = 4 if fp32 else 2
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
     return Numerics(
         compute=compute,
-        # A k-bit linear answers in the dtype it was asked in, and fp32 norms ask in fp32 (bitsandbytes
-        # Linear4bit). Fitted: LitGPT's bf16-true runs keep as much as if their norms asked in fp32 too.
-        pointwise=4 if packed else compute,
+        # A k-bit linear answers in the dtype that it was asked in, and fp32 norms ask in fp32 (bitsandbytes
+        # Linear4bit).
+        pointwise=compute if upcast is KbitUpcast.NONE else 4,
         stream=stream,
         param=param,
         master=master,

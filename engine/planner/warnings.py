@@ -16,7 +16,8 @@ from ftdash.engine.plan import (
     Quant,
     Strategy,
 )
-from ftdash.engine.planner.memory import memory_of
+from ftdash.engine.planner.inventory import stages
+from ftdash.engine.planner.memory import memory_of, retained_inputs
 from ftdash.engine.planner.numerics import FSDP_FAMILY, SHARDS_WEIGHTS, ZERO_FAMILY
 from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
@@ -114,6 +115,17 @@ def _adapters(s: Setting, found: Prediction) -> Iterator[Advice]:
             "uint8-not-sharded",
             "--quant-storage uint8: FSDP2 shards float tensors only and leaves the packed weights whole on "
             "every rank; bf16 storage shards them",
+        )
+    if retained_inputs(s, stages(s)[0]):
+        other = replace(plan, reentrant=False)
+        lighter = _memory(other)
+        saves = 0 if lighter is None else max(0, found.memory.device - lighter.device)
+        yield Advice(
+            "fsdp1-keeps-inputs",
+            f"FSDP1 with a frozen base keeps every block's input and its gradient until backward is over, "
+            f"because the model checkpoints re-entrantly: use_reentrant=False saves {gigabytes(saves)}",
+            saves,
+            plan=other,
         )
     if s.dtypes.pointwise > s.dtypes.compute:
         yield Advice(
@@ -241,6 +253,7 @@ ADAPTER_FIELDS = frozenset(
         "adapter_dtype",
         "expert_lora",
         "quantize_experts",
+        "kbit_upcast",
     }
 )
 _DEFAULTS = {field.name: field.default for field in fields(Plan) if field.name in ADAPTER_FIELDS}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.accuracy.report import compare, render
-from tests.accuracy.rows import read
+from tests.accuracy.report import compare, render, render_afterwards
+from tests.accuracy.rows import AFTERWARDS, read
 
 
 def main() -> int:
@@ -15,6 +15,7 @@ def main() -> int:
     args = parser.parse_args()
     rows = read()
     sys.stdout.write(render(rows, compare(rows), each_row=args.rows))
+    sys.stdout.write(render_afterwards(compare(read(AFTERWARDS))))
     return 0
 
 

@@ -106,6 +106,23 @@ def misses(found: Iterable[Comparison]) -> list[Comparison]:
     return sorted(off, key=lambda c: c.memory_error or 0.0)
 
 
+def render_afterwards(found: list[Comparison]) -> str:
+    """Runs that nobody had looked at while the planner was built, as a part of the report of their own."""
+    trusted = [c for c in found if c.row.trusted]
+    text = [f"\nlooked up afterwards: {len(found)} runs, {len(trusted)} of high or medium confidence\n"]
+    text.append(_line("peak memory", errors_of(trusted, lambda c: c.memory_error), speed=False))
+    text.append(_line("tokens/s", errors_of(trusted, lambda c: c.speed_error), speed=True))
+    for source in sorted({c.row.source for c in trusted}):
+        part = [c for c in trusted if c.row.source == source]
+        text.append(_line(f"  {source[-52:]}", errors_of(part, lambda c: c.memory_error), speed=False))
+    text += [
+        f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
+        f" ({c.memory_error:+.0%})\n"
+        for c in misses(trusted)
+    ]
+    return "".join(text)
+
+
 def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) -> str:
     """The whole report as text."""
     trusted = [c for c in found if c.row.trusted]

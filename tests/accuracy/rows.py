@@ -13,6 +13,8 @@ from ftdash.engine.model.load import load_preset, preset_names
 from ftdash.engine.plan import Plan
 
 MEASURED = Path(__file__).parent.parent / "data" / "measured.csv"
+# Runs looked up when the planner was done; their settings were written down before any was planned.
+AFTERWARDS = MEASURED.with_name("measured_afterwards.csv")
 
 
 class Inexpressible(Exception):
@@ -95,7 +97,7 @@ def plan_of(row: Row) -> Plan:
     fields["loss"] = _loss(f["loss_impl"])
     if "loss" in f["compile"] and fields["loss"] == "full":
         fields["loss"] = "compiled"
-    fields["attention"] = "eager" if f["attention"].startswith("eager") else "flash"
+    fields["attention"] = _attention(f["attention"])
     fields |= _optimizer(f["optimizer"])
     fields |= _offload(f)
     fields |= _framework(row)
@@ -106,6 +108,8 @@ def plan_of(row: Row) -> Plan:
 _TORCHTITAN_HOLDS_LOGITS_UNTIL = "2024-06-12"  # pytorch/torchtitan#391: `del pred` before backward
 _TORCHTITAN_WRAPS_EMBEDDINGS_FROM = "2025-07-28"  # pytorch/torchtitan#1094
 _TRANSFORMERS_UPCASTS_UNTIL = "2024-09"  # huggingface/transformers 4.45 leaves the logits in 16 bits
+# These runs use transformers' Trainer, whose compute_loss returns the loss alone and lets go of the logits.
+_TRAINER = ("huggingface/peft", "QwenLM", "fms-acceleration", "LongLoRA")
 
 
 def _framework(row: Row) -> dict[str, object]:
@@ -121,10 +125,19 @@ def _framework(row: Row) -> dict[str, object]:
         fields["untied_head"] = True  # `tie_embeddings` is empty in every config of its hub
         if not f["method"].startswith("full"):
             fields["lora_dropout"] = 0.05  # `lora_dropout` of its hub, and the default of finetune/lora.py
+        if f["method"].startswith("QLoRA"):
+            fields["kbit_upcast"] = (
+                "norms"  # fitted: its 4-bit runs keep as much as if norms answered in fp32
+            )
     if "Megatron-Bridge" in row.source:
         fields |= _recipe(f)
-    if "HF CE fp32 logits" in f["loss_impl"] and date < _TRANSFORMERS_UPCASTS_UNTIL:
+    held = not any(trainer in row.source for trainer in _TRAINER)
+    # It checkpointed re-entrantly before 5; everybody else puts PyTorch's wrapper inside the FSDP unit.
+    fields["reentrant"] = not held
+    if "HF CE fp32 logits" in f["loss_impl"] and held and date < _TRANSFORMERS_UPCASTS_UNTIL:
         fields["loss"] = "upcast"
+    if "outputs held" in f["loss_impl"] and fields.get("loss") is None and f["method"].startswith("QLoRA"):
+        fields["loss"] = "upcast"  # an fp32 head's logits live as long as what the model returned
     if "fsdp_qlora" in row.source:
         fields["lora_dropout"] = 0.1  # the default of its train.py
     if found := re.search(r"LoRA dropout (0\.\d+)", f["notes"]):
@@ -171,6 +184,7 @@ GPUS = (
     (r"^24GB", "rtx4090-24g"),
     (r"^48GB", "rtxa6000-48g"),
     (r"^80GB", "h100-sxm-80g"),
+    (r"^T4", "t4-16g"),
 )
 
 
@@ -228,7 +242,10 @@ def _method(f: dict[str, str], model: str) -> dict[str, object]:
         fields["method"] = "qlora"
         # torchao's NF4 and bitsandbytes without "-dq" differ: torchao quantises the scales as well.
         fields["quant"] = "nf4-dq" if "dq" in text or "torchao" in text or text == "QLoRA NF4" else "nf4"
+        if "GPTQ4" in text:
+            fields["quant"] = "gptq4"
         fields["quant_storage"] = "bf16"
+        fields["quantize_experts"] = "experts quantised" in text
     fields["lora_targets"] = _targets(f["lora_targets"], model)
     return fields
 
@@ -271,6 +288,8 @@ def _precision(f: dict[str, str]) -> dict[str, object]:
         f["method"].startswith("QLoRA") and text == "bf16"
     ):
         fields["precision"] = "bf16"
+    elif text.startswith("fp16"):
+        fields["precision"] = "fp16-mixed"
     else:
         fields["precision"] = "bf16-mixed"
     if "torchtitan" in f["source"]:
@@ -340,6 +359,12 @@ def _checkpointing(text: str) -> str:
     return "full"
 
 
+def _attention(text: str) -> str:
+    if text.startswith("eager"):
+        return "eager"
+    return "sdpa" if "memory-efficient" in text else "flash"
+
+
 def _compiled(text: str) -> bool:
     return bool(re.match(r"yes|block|graph|model|loss", text)) and "loss only" not in text
 
@@ -359,7 +384,7 @@ def _loss(text: str) -> str:
 
 def _optimizer(text: str) -> dict[str, object]:
     lowered = text.lower()
-    name = "adamw"
+    name = "adamw-foreach" if "foreach" in lowered else "adamw"
     if "paged" in lowered:
         name = "paged-adamw-8bit"
     elif "8bit" in lowered or "8-bit" in lowered:

@@ -18,6 +18,7 @@ from ftdash.engine.plan import (
     Attention,
     Checkpointing,
     ExpertLora,
+    KbitUpcast,
     Loss,
     Method,
     Offload,
@@ -60,12 +61,14 @@ ADAPTER_FLAGS = (
     "adapter-dtype",
     "expert-lora",
     "quantize-experts",
+    "kbit-upcast",
 )
 CHOICES: dict[str, type[StrEnum]] = {
     "strategy": Strategy,
     "pp-schedule": PipelineSchedule,
     "method": Method,
     "quant": Quant,
+    "kbit-upcast": KbitUpcast,
     "expert-lora": ExpertLora,
     "checkpointing": Checkpointing,
     "loss": Loss,
@@ -85,6 +88,7 @@ SWITCHES = {
     "compile": "torch.compile on the blocks",
     "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
     "activation-offload": "move saved activations to the host",
+    "reentrant": "the model checkpoints its blocks re-entrantly (transformers' default before 5)",
     "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
     "loading)",
     "untied-head": "the framework gives a tied head weights of its own (LitGPT)",
