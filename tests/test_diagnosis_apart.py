@@ -18,6 +18,13 @@ from ftdash.monitor.diagnosis.model import (
     Thread,
 )
 
+RETRY = """for go in range(3):
+    try:
+        reduce()
+        break
+    except OSError:
+        log()
+barrier()"""
 C10D = "torch/distributed/distributed_c10d.py"
 FUTURE = "/usr/lib/python3.11/concurrent/futures/_base.py"
 READ, FUTEX = 0, 202
@@ -60,6 +67,9 @@ def in_call(op: str, script: Path, *places: tuple[str, int]) -> list[Frame]:
         ("try:\n    train()\nexcept ValueError:\n    log()\n    raise\nbarrier()", 3, 7, 0),
         ("try:\n    train()\nexcept ValueError:\n    barrier()\nsave()", 3, 5, 1),
         ("reduce(x)\nbarrier()", 2, 3, 0),
+        ("for x in data:\n    reduce(x)\n    if full():\n        barrier()", 3, 5, 1),
+        ("for x in data:\n    if full():\n        reduce(x)\n    barrier()", 4, 5, 0),
+        (RETRY, 4, 8, 0),
         ("for x in data:\n    reduce(x)\n    barrier()", 3, 4, 0),
     ],
 )
@@ -84,6 +94,17 @@ def test_ranks_part_at_their_outermost_line_that_differs(tmp_path: Path) -> None
     diagnosis = verdict_on(one, two)
     assert named(diagnosis) == {1}
     assert f"called by steps ({script}:7)" in diagnosis.verdict.culprits[0].frame
+
+
+def test_a_rank_that_returned_early_from_a_function_left_the_other_in_it(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "def sync(x):\n    if x is None:\n        return\n    reduce(x)\n\n"
+        "def steps():\n    for x in data:\n        sync(x)\n        broadcast(x)\n"
+    )
+    inside = rank(0, in_call("all_reduce", script, ("sync", 4), ("steps", 8)))
+    past = rank(1, in_call("barrier", script, ("steps", 9)))
+    assert named(verdict_on(inside, past)) == {1}
 
 
 def test_a_rank_is_judged_by_the_thread_that_its_library_waits_for() -> None:

@@ -65,7 +65,13 @@ def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[V
     else:
         behind, ahead = groups if parted[0].line < parted[1].line else groups[::-1]
         parted = parted if behind is groups[0] else parted[::-1]
-        if source.may_be_left(parted[0], parted[1].line):
+        inside = _own_stack(behind[0].reading)
+        inside = inside[inside.index(parted[0]) + 1 :]
+        if (
+            source.may_be_left(parted[0], parted[1].line)
+            or any(map(source.may_be_skipped, inside))
+            or source.only_first_depends(parted[1], parted[0])
+        ):
             return ahead
     phases = [_phase_number(group[0]) for group in groups]
     if phases[0] != phases[1]:
@@ -349,7 +355,9 @@ def _may_compute(odd: View, other: View) -> bool:
 def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
     """Only some ranks are in a save or an evaluation that gathers: the others never join."""
     for phase, kind in ((Phase.SAVE, Kind.SAVE_ON_ONE), (Phase.EVAL, Kind.EVAL_ON_ONE)):
-        inside = [view for view in views if view.context is phase and not _came_from_nowhere(view, phase)]
+        inside = [
+            view for view in views if view.context is phase and not _came_from_nowhere(view, phase, views)
+        ]
         rest = [view for view in views if view.context is not phase]
         if not inside or not rest:
             continue
@@ -369,10 +377,15 @@ def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
     return None
 
 
-def _came_from_nowhere(view: View, phase: Phase) -> bool:
+def _came_from_nowhere(view: View, phase: Phase, views: Sequence[View]) -> bool:
     """Whether no line of the user's calls the function that names the phase: a signal handler's name, say."""
     stack = _own_stack(view.reading)
-    named = [number for number, frame in enumerate(stack) if frames.phase_of(frame) is phase]
+    shared = set.intersection(*({(f.name, f.file) for f in _own_stack(other.reading)} for other in views))
+    named = [
+        number
+        for number, frame in enumerate(stack)
+        if frames.phase_of(frame) is phase and (frame.name, frame.file) not in shared
+    ]
     main = frames.main_thread(view.evidence.threads)
     said = main is not None and any(
         frames.phase_of(frame) is phase and frames.origin(frame) is not Origin.OWN for frame in main.frames

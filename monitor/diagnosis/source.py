@@ -132,8 +132,10 @@ _Loop = ast.For | ast.AsyncFor | ast.While
 def may_be_left(frame: Frame, later: int) -> bool:
     """Whether a rank can come past a line, to line `later` of its function, without having made it.
 
-    Out of a loop that has a `break`, or out of a `try` whose handler goes on.
+    Out of a loop that has a `break`, or out of a `try` whose handler goes on; not where success ends it.
     """
+    if _tries_again(frame):
+        return False
     for node, name in _around(frame):
         if name != "body":
             continue
@@ -147,10 +149,58 @@ def may_be_left(frame: Frame, later: int) -> bool:
 @lru_cache(maxsize=4096)
 def in_a_loop_before(frame: Frame, later: int) -> bool:
     """Whether a line stands in a loop that is over before line `later`: ranks may have had fewer turns."""
-    return any(
+    return not _tries_again(frame) and any(
         isinstance(node, _Loop) and name == "body" and later > (node.end_lineno or 0)
         for node, name in _around(frame)
     )
+
+
+@lru_cache(maxsize=4096)
+def in_a_loop(frame: Frame) -> bool:
+    return any(isinstance(node, _Loop) and name == "body" for node, name in _around(frame))
+
+
+def _tries_again(frame: Frame) -> bool:
+    """Whether a line is tried until it succeeds: the rank that is still there has failed once more."""
+    return any(
+        isinstance(node, ast.Try)
+        and (_ends_the_loop(node.body) or bool(node.orelse and _ends_the_loop(node.orelse)))
+        for node, _ in _around(frame)
+    )
+
+
+@lru_cache(maxsize=4096)
+def may_be_skipped(frame: Frame) -> bool:
+    """Whether the function around a line returns before it on a condition."""
+    function = _function(frame)
+    if function is None:
+        return False
+    return any(
+        isinstance(leaving, ast.Return | ast.Raise)
+        for node in ast.walk(function)
+        if isinstance(node, ast.If) and (node.end_lineno or 0) < frame.line
+        for leaving in ast.walk(node)
+    )
+
+
+@lru_cache(maxsize=4096)
+def only_first_depends(first: Frame, second: Frame) -> bool:
+    """Of two lines of one function, whether the first stands under an `if` and the second under no other."""
+    one, two = ({node for node, _ in _around(frame) if isinstance(node, ast.If)} for frame in (first, second))
+    return bool(one - two) and not two - one
+
+
+def _function(frame: Frame) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The innermost function of that name around a line."""
+    tree = _tree(frame.file)
+    found = [
+        node
+        for node in (ast.walk(tree) if tree else ())
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == frame.short
+        and node.lineno <= frame.line <= (node.end_lineno or 0)
+    ]
+    return found[-1] if found else None
 
 
 def _may_end_early(loop: _Loop) -> bool:
@@ -321,21 +371,12 @@ def _only_asked(loop: _Loop, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def does_nothing(frame: Frame) -> bool:
     """Whether the function around a line only waits: its calls are sleeps and words for the log."""
-    tree = _tree(frame.file)
-    if tree is None:
-        return False
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name == frame.short
-        and node.lineno <= frame.line <= (node.end_lineno or 0)
-    ]
-    if not around:
+    function = _function(frame)
+    if function is None:
         return False
     calls = {
         called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
-        for statement in around[-1].body
+        for statement in function.body
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
     }

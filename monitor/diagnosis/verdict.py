@@ -227,11 +227,7 @@ def _external_peer(
 def _teardown(
     seen: Sequence[View], views: Sequence[View], waiting: Sequence[View], absent: frozenset[int], two: bool
 ) -> Verdict | None:
-    leaving = [
-        view
-        for view in seen
-        if view.wait is Wait.TEARDOWN or (view.context is Phase.TEARDOWN and not view.waits_for_peers)
-    ]
+    leaving = [view for view in seen if view.leaves]
     others = [view for view in waiting if view not in leaving]
     if not leaving or not others:
         return None

@@ -92,6 +92,15 @@ class View:
         return self.wait in frames.IN_COLLECTIVE
 
     @property
+    def leaves(self) -> bool:
+        """On its way out: in a library's teardown, or in a cleanup of the user's after all loops."""
+        if self.wait is Wait.TEARDOWN:
+            return True
+        if self.waits_for_peers or self.context is not Phase.TEARDOWN:
+            return False
+        return not any(map(source.in_a_loop, self.reading.callers))
+
+    @property
     def active(self) -> bool:
         main = frames.main_thread(self.evidence.threads)
         return bool(main and main.active)
