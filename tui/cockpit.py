@@ -16,8 +16,6 @@ from textual.containers import Horizontal
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from ftdash.monitor.rundir import RunDir, RunError, list_runs
-from ftdash.monitor.state import RunPhase
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
@@ -26,6 +24,7 @@ from ftdash.tui.plain_terminal import AsciiFilter
 from ftdash.tui.widgets.bars import HintBar, TabBar
 
 if TYPE_CHECKING:
+    from ftdash.monitor.rundir import RunDir
     from ftdash.tui.feed import RunFeed
 
 ORDER = ("plan", "launch", "monitor", "diagnose")
@@ -92,6 +91,13 @@ class Cockpit(App[None]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         filters = super().get_line_filters()
         return [*filters, self._ascii] if theme.GLYPHS.ascii else filters
+
+    def refresh_css(self, animate: bool = True) -> None:
+        """Before there is a screen a theme only sets its variables: what is parsed then is parsed again."""
+        if self.screen_stack:
+            super().refresh_css(animate)
+        else:
+            self.stylesheet.set_variables(self.get_css_variables())
 
     def compose(self) -> ComposeResult:
         yield TabBar()
@@ -212,6 +218,8 @@ class Cockpit(App[None]):
 
     @on(RunUpdated)
     def _run_updated(self) -> None:
+        from ftdash.monitor.state import RunPhase
+
         if self.feed is None:
             return
         state = self.feed.take()
@@ -252,6 +260,8 @@ class Cockpit(App[None]):
 
     def _look_for_runs(self) -> None:
         """In a thread: counts live runs for the tab, and offers the newest run when none is watched."""
+        from ftdash.monitor.rundir import RunError, list_runs
+
         while not self._ended.is_set():
             live: list[RunDir] = []
             newest: RunDir | None = None
