@@ -13,6 +13,8 @@ from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import PipelineSchedule, Plan, PlanError, Strategy
 
 UNSHARDED = frozenset({Strategy.NONE, Strategy.DDP})
+# DeepSpeed cuts sequences the Ulysses way (accelerate, `sp_backend="deepspeed"`), everybody else in a ring.
+ULYSSES = frozenset({Strategy.ZERO1, Strategy.ZERO2, Strategy.ZERO3})
 
 
 class Mesh(msgspec.Struct, frozen=True):
@@ -173,11 +175,31 @@ def check_shape(mesh: Mesh, plan: Plan, shape: ModelShape) -> None:
                 )
     if mesh.pp > 1:
         _check_pipeline(plan, shape)
-    if mesh.cp > 1 and plan.seq_len % (2 * mesh.cp):
+    if mesh.cp > 1 and plan.strategy in ULYSSES:
+        _check_ulysses(plan, shape)
+    elif mesh.cp > 1 and plan.seq_len % (2 * mesh.cp):
         raise PlanError(
             f"--seq-len {plan.seq_len} must be a multiple of 2 x cp {mesh.cp} = {2 * mesh.cp}: "
             f"ring attention balances the causal mask in pairs of chunks"
         )
+
+
+def _check_ulysses(plan: Plan, shape: ModelShape) -> None:
+    """Ulysses trades its cut of the sequence for one of the heads: every rank needs whole query heads, and KV
+    heads that divide the ranks or are divided by them (deepspeed/runtime/sequence_parallel/ulysses_sp.py)."""
+    for group in shape.groups:
+        a = group.layer.attention
+        valid = [
+            d
+            for d in _divisors(a.heads)
+            if (a.kv_heads % d == 0 or d % a.kv_heads == 0) and plan.seq_len % d == 0
+        ]
+        if plan.cp not in valid:
+            raise PlanError(
+                f"--cp {plan.cp} with --strategy {plan.strategy} is Ulysses: it must divide the {a.heads} "
+                f"attention heads of {shape.name} and --seq-len {plan.seq_len}, and divide or be a multiple "
+                f"of the {a.kv_heads} KV heads: {_one_of(_fitting(valid, plan.gpus, plan.tp * plan.pp))}"
+            )
 
 
 def warnings(mesh: Mesh, plan: Plan, nvlink: bool) -> tuple[tuple[str, str], ...]:

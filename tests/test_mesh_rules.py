@@ -122,3 +122,13 @@ def test_what_is_possible_but_hurts_is_a_warning() -> None:
     assert codes(False, gpus=8, tp=4) == ["tp-over-pcie"]
     assert codes(True, gpus=16, tp=8, gpus_per_node=4) == ["tp-across-nodes"]
     assert codes(True, gpus=8, pp=4, ep=1) == ["planned-only"]
+
+
+def test_ulysses_divides_heads_and_says_which_degrees_would() -> None:
+    fields = {"model": "qwen3-8b", "gpus": 64, "strategy": "zero3", "seq_len": 32_768}
+    assert "32 attention heads" in refused(cp=64, **fields)
+    assert "one of 1, 2, 4, 8, 16, 32" in refused(cp=64, **fields)
+    check(Plan.from_dict({**fields, "cp": 16}))
+    odd = {**fields, "seq_len": 32_770}
+    assert "--seq-len 32770" in refused(cp=4, **odd)
+    check(Plan.from_dict({**odd, "cp": 2}))

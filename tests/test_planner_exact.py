@@ -213,3 +213,20 @@ def test_modules_to_save_are_full_copies() -> None:
     assert found.trainable_params == 168_509_440
     share = found.trainable_params / (found.total_params + found.trainable_params)
     assert round(100 * share, 4) == 38.5952
+
+
+def by_collective(**fields: object) -> dict[str, int]:
+    return {flow.name: flow.step_bytes for flow in plan(**fields).traffic.collectives}
+
+
+def test_ulysses_sends_queries_keys_values_and_output_both_ways() -> None:
+    """Multi-head: 4·T·h·2 bytes·(p-1)/p a layer forward, as much backward; grouped keys are repeated to one
+    head a rank (Llama 3 8B: 8 KV heads of 128, 16 ranks)."""
+    fields = {"gpus": 16, "seq_len": 32_768, "strategy": "zero3", "checkpointing": "none"}
+    tokens = 32_768 / 8
+    multi = by_collective(model="llama-2-7b", cp=8, **fields)["cp_all_to_all"]
+    assert multi == pytest.approx(2 * 32 * 4 * tokens * 4096 * 2 * 7 / 8, rel=1e-9)
+    tokens = 32_768 / 16
+    grouped = by_collective(model="llama-3-8b", cp=16, **fields)["cp_all_to_all"]
+    assert grouped == pytest.approx(2 * 32 * (2 * 4096 + 2 * 16 * 128) * tokens * 2 * 15 / 16, rel=1e-9)
+    assert "cp_ring" in by_collective(model="llama-2-7b", cp=8, **{**fields, "strategy": "fsdp"})

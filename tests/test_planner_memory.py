@@ -171,6 +171,33 @@ def test_every_rank_that_loads_a_whole_model_needs_host_memory_for_it() -> None:
     assert fp32.host_ram_per_node == pytest.approx(1280e9, rel=0.02)
 
 
+def test_a_full_state_dict_stands_in_the_host_memory_of_rank_0() -> None:
+    """FSDP gathers masters and both moments, ZeRO-3 16-bit weights, and of a frozen base every byte."""
+    fields = {"model": "llama-3.1-70b", "gpus": 16}
+    total = evaluate(Plan.from_dict(fields)).model.total_params
+
+    def extra(**more: object) -> int:
+        host = memory(**fields, **more).host
+        return host.saving_full - host.training
+
+    assert extra(strategy="fsdp") == pytest.approx(12 * total)
+    assert extra(strategy="zero3") == pytest.approx(2 * total)
+    assert extra(strategy="fsdp", method="lora") == pytest.approx(2 * total, rel=0.03)
+    assert extra(strategy="ddp") == 0
+    found = evaluate(Plan.from_dict({**fields, "strategy": "fsdp"}))
+    save = found.to_json()["memory"]["phases"]["save"]
+    assert save["host_ram_per_node"] == found.memory.host.saving_full
+    codes = {advice.code for advice in found.advice}
+    assert {"full-state-dict", "load-once"} <= codes
+
+
+def test_loading_on_every_rank_is_said_beside_loading_once() -> None:
+    host = memory(params=32e9, gpus=8, strategy="fsdp").host
+    assert host.loading_everywhere - host.loading == pytest.approx(7 * 64e9)
+    replicated = memory(params=32e9, gpus=8, strategy="ddp", method="lora").host
+    assert replicated.loading == replicated.loading_everywhere
+
+
 def test_modules_to_save_cost_sixteen_bytes_a_parameter() -> None:
     fields = {"model": "gemma-3-270m", "gpus": 1, "strategy": "none", "method": "lora"}
     extra = (

@@ -14,7 +14,7 @@ from ftdash.engine.model.lora import expert_rank, lora_params
 from ftdash.engine.plan import ExpertLora, Method, Plan, PlanError, Strategy
 from ftdash.engine.planner import evaluate
 from ftdash.engine.planner.bill import Bill, Cost
-from ftdash.engine.planner.result import Prediction, Term, Verdict
+from ftdash.engine.planner.result import HostRam, Prediction, Term, Verdict
 from ftdash.tui.format import count, gb, rate, size
 
 COMPARED = (
@@ -74,7 +74,7 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
         Text(
             f"allocated {gb(memory.allocated)}, reserved {gb(memory.reserved)}, with context and NCCL "
             f"{gb(memory.device)} GB; model states alone {gb(memory.model_states.total)} GB; "
-            f"host {gb(memory.host_ram_per_node)} GB a node"
+            f"host {gb(memory.host_ram_per_node)} GB a node ({_host_words(memory.host)})"
         )
     )
     if memory.imbalance:
@@ -99,6 +99,16 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
         console.print(Text(f"not placed: {note}"))
     for advice in found.advice:
         console.print(Text(f"- {advice.code}: {advice.text}"))
+
+
+def _host_words(host: HostRam) -> str:
+    """Host memory by phase, and what two common choices would make of it."""
+    words = [f"loading {gb(host.loading)}", f"training {gb(host.training)}"]
+    if host.loading_everywhere > host.loading:
+        words.append(f"{gb(host.loading_everywhere)} if every rank loads for itself")
+    if host.saving_full > host.training:
+        words.append(f"{gb(host.saving_full)} with a full state dict on rank 0")
+    return ", ".join(words)
 
 
 def _headline(found: Prediction) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ftdash.engine.plan import Checkpointing, Offload, Strategy
 from ftdash.engine.planner.inventory import Stage, stages
 from ftdash.engine.planner.numerics import SHARDS_WEIGHTS, ZERO_FAMILY
+from ftdash.engine.planner.result import HostRam
 from ftdash.engine.planner.setting import Setting
 
 # Resident size of a rank that has imported torch, transformers and a trainer: an assumption, near what one
@@ -97,14 +98,36 @@ def _pinned_shards(s: Setting, stage: Stage, per_trainable: float) -> float:
     return total
 
 
-def host_ram(s: Setting) -> int:
-    """Peak bytes of host memory on one node. Loading copies and offloaded shards are there together: the
-    copies are dropped only when training starts."""
+def full_state_bytes(s: Setting) -> float:
+    """What a full state dict puts into rank 0's host memory beside everything else.
+
+    FSDP gathers weights and optimizer state in the dtypes they train in, a frozen base as it is stored
+    (torch/distributed/fsdp, FullStateDictConfig with rank0_only and offload_to_cpu; accelerate's
+    FULL_STATE_DICT does both); ZeRO-3 the weights in 16 bits (stage3_gather_16bit_weights_on_model_save),
+    its optimizer never. Adapters alone are picked out of it afterwards, so that the base is gathered too.
+    """
+    plan, d = s.plan, s.dtypes
+    if plan.strategy not in SHARDS_WEIGHTS or s.mesh.param_shard == 1:
+        return 0.0
+    frozen = load_bytes_per_rank(s) if s.lora is not None else 0.0
+    if plan.strategy is Strategy.ZERO3:
+        return frozen + d.compute * s.trainable_params
+    return frozen + (d.param + d.state) * s.trainable_params
+
+
+def host_ram(s: Setting) -> HostRam:
+    """Host memory of one node by phase. Loading copies and offloaded shards are there together: the copies
+    are dropped only when training starts."""
     ranks = s.mesh.ranks_per_node
-    offloaded = ranks * offloaded_bytes_per_rank(s, stages(s)[0])
-    loading = loading_ranks(s) * load_bytes_per_rank(s)
+    always = ranks * (PROCESS_BYTES + offloaded_bytes_per_rank(s, stages(s)[0]))
+    copy = load_bytes_per_rank(s)
     activations = ranks * activation_offload_bytes(s) if s.plan.activation_offload else 0.0
-    return round(ranks * PROCESS_BYTES + offloaded + max(loading, activations))
+    return HostRam(
+        loading=round(always + loading_ranks(s) * copy),
+        loading_everywhere=round(always + ranks * copy),
+        training=round(always + activations),
+        saving_full=round(always + full_state_bytes(s)),
+    )
 
 
 def activation_offload_bytes(s: Setting) -> float:

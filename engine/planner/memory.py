@@ -320,6 +320,6 @@ def memory_of(s: Setting) -> Memory:
         squeezed=squeezed,
         context=context_bytes(s),
         capacity=s.gpu.memory_bytes,
-        host_ram_per_node=host_ram(s),
+        host=host_ram(s),
         imbalance=imbalance_bytes(s, peak),
     )

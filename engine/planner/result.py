@@ -90,6 +90,24 @@ class Phase(msgspec.Struct, frozen=True):
         return tuple((term, getattr(self, term.value)) for term in Term)
 
 
+class HostRam(msgspec.Struct, frozen=True):
+    """Bytes of host memory on one node, by phase, with what the processes themselves take."""
+
+    loading: int
+    loading_everywhere: int  # when every rank of the node loads the whole model for itself
+    training: int
+    saving_full: int  # while rank 0 holds a full state dict; sharded checkpoints stay at `training`
+
+    def at(self, phase: PhaseName) -> int:
+        """In one phase of the plan; a save is taken as one of a full state dict."""
+        return {PhaseName.LOAD: self.loading, PhaseName.SAVE: self.saving_full}.get(phase, self.training)
+
+    @property
+    def peak(self) -> int:
+        """Without a full state dict, which is a choice."""
+        return max(self.loading, self.training)
+
+
 class Memory(msgspec.Struct, frozen=True):
     """`allocated` and `reserved` are torch's two peaks, without the context; `device` is what NVML would
     say."""
@@ -101,9 +119,13 @@ class Memory(msgspec.Struct, frozen=True):
     reserved: int
     context: int  # CUDA context, libraries and NCCL buffers
     capacity: int
-    host_ram_per_node: int
+    host: HostRam
     imbalance: int = 0  # what the hottest rank of an MoE may need beyond `reserved`
     squeezed: bool = False  # it fits only because the allocator gives back what it would rather keep
+
+    @property
+    def host_ram_per_node(self) -> int:
+        return self.host.peak
 
     @property
     def device(self) -> int:
@@ -224,6 +246,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
                     phase.name.value: {
                         **{term.value: size for term, size in phase.terms()},
                         "allocated": phase.total,
+                        "host_ram_per_node": memory.host.at(phase.name),
                     }
                     for phase in memory.phases
                 },

@@ -33,7 +33,9 @@ class ModelSums(msgspec.Struct, frozen=True):
     expert_products: float  # active parameters in routed experts
     expert_width: int
     attention_flops: tuple[tuple[float, int | None], ...]  # a token and position of context; the window
+    query_width: float  # queries and attention output of one layer, elements a token
     kv_width: float  # keys and values of one layer, elements a token
+    kv_heads: int
     routed: tuple[tuple[int, int], ...]  # (layers, top_k) of each MoE group
 
 
@@ -78,6 +80,8 @@ def _model_sums(key: Same) -> ModelSums:
             for group in shape.groups
             for a in (group.layer.attention,)
         ),
+        query_width=float(first.heads * (first.head_dim + first.v_head_dim)),
+        kv_heads=first.kv_heads,
         kv_width=float(first.kv_heads * (first.head_dim + first.v_head_dim)),
         routed=tuple(routed),
     )

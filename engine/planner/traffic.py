@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ftdash.engine.hardware import Link
+from ftdash.engine.mesh import ULYSSES
 from ftdash.engine.plan import Checkpointing, Offload, Strategy
 from ftdash.engine.planner.inventory import Stage, stages
 from ftdash.engine.planner.numerics import FSDP_FAMILY
@@ -133,10 +134,12 @@ def _tensor_parallel(s: Setting) -> list[Flow]:
 
 def _context_parallel(s: Setting) -> list[Flow]:
     """Ring attention (arXiv 2310.01889): every rank passes its keys and values round, and in backward their
-    gradients too."""
+    gradients too. DeepSpeed's strategies trade the cut instead: `_ulysses`."""
     cp = s.mesh.cp
     if cp == 1:
         return []
+    if s.plan.strategy in ULYSSES:
+        return _ulysses(s)
     block = s.tokens * s.sums.kv_width / s.mesh.tp * s.dtypes.compute
     passes = 3 + (1 if _recomputes(s) else 0)
     layers = _layers_here(s)
@@ -150,6 +153,19 @@ def _context_parallel(s: Setting) -> list[Flow]:
             passes * (cp - 1) * layers,
         )
     ]
+
+
+def _ulysses(s: Setting) -> list[Flow]:
+    """Four all-to-alls around attention, of queries, keys, values and its output, and as many for their
+    gradients (DeepSpeed-Ulysses, arXiv 2309.14509, section 3.2). Fewer KV heads than ranks are repeated to
+    one a rank. Attention waits for all of them."""
+    cp = s.mesh.cp
+    width = s.sums.query_width + s.sums.kv_width * max(1.0, cp / s.sums.kv_heads)
+    passes = 3 if _recomputes(s) else 2
+    layers = _layers_here(s)
+    sent = passes * gather(s.tokens * width / s.mesh.tp * s.dtypes.compute, cp) * layers
+    link = link_between(s, cp, s.mesh.tp)
+    return [Flow("cp_all_to_all", link, sent, 0.0, False, 4 * passes * layers)]
 
 
 def _expert_parallel(s: Setting) -> list[Flow]:

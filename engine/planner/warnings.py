@@ -23,6 +23,7 @@ from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
 from ftdash.engine.planner.uncertainty import spread_of
 
+MUCH_HOST_RAM = 128e9  # bytes a node, from which host memory is worth a word: an assumption
 MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
 
 
@@ -81,18 +82,35 @@ def _backend(s: Setting, found: Prediction) -> Iterator[Advice]:
             f"{plan.strategy} keeps fp32 masters whatever the precision, 4 bytes a parameter over the ranks: "
             f"with a small optimizer its states can be more than those of pure bf16 without it",
         )
-    if plan.strategy is Strategy.ZERO3 and s.lora is not None:
-        whole = 2 * s.sums.total
+    gathered = memory.host.saving_full - memory.host.training
+    if gathered and s.lora is not None:
         yield Advice(
             "save-gathers-base",
-            f"saving under ZeRO-3 can gather the whole base ({gigabytes(whole)}) though only adapters are "
-            f"wanted: exclude frozen parameters",
+            f"a full state dict gathers the whole base on rank 0: {gigabytes(gathered)} of host RAM, though "
+            f"only adapters are wanted: exclude frozen parameters, or save sharded",
+        )
+    elif gathered > MUCH_HOST_RAM:
+        yield Advice(
+            "full-state-dict",
+            f"a full state dict with its optimizer puts {gigabytes(gathered)} in rank 0's host memory: save "
+            f"sharded (SHARDED_STATE_DICT, zero_to_fp32) and merge once, afterwards",
         )
     if plan.unsharded_init and plan.strategy in SHARDS_WEIGHTS:
         yield Advice(
             "sharded-init",
             f"every local rank loads the whole model: {gigabytes(memory.host_ram_per_node)} of host memory a "
             f"node; zero.Init or cpu_ram_efficient_loading loads it once",
+        )
+    elif s.mesh.ranks_per_node > 1 and memory.host.loading_everywhere > MUCH_HOST_RAM:
+        sharded = memory.host.loading < memory.host.loading_everywhere
+        yield Advice(
+            "load-once",
+            f"keep cpu_ram_efficient_loading or zero.Init on: else {s.mesh.ranks_per_node} ranks a node "
+            f"hold {gigabytes(memory.host.loading_everywhere)} of host memory instead of "
+            f"{gigabytes(memory.host.loading)}"
+            if sharded
+            else f"every rank loads the whole model, {gigabytes(memory.host.loading)} of host RAM a node at "
+            f"once: load straight to its GPU (device_map), or one rank after the other",
         )
     if plan.strategy in ZERO_FAMILY and memory.device > 4 * max(1, memory.model_states.total):
         yield Advice(

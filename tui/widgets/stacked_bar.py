@@ -130,7 +130,9 @@ class StackedBar(LineWidget):
         host = prediction.memory.host_ram_per_node
         imbalance = prediction.memory.imbalance
         extra = f"   hottest expert rank up to +{fmt.gb(imbalance)} GB ~" if imbalance else ""
-        lines.append(((f"host RAM per node {fmt.gb(host)} GB{extra}", theme.DIM),))
+        full = prediction.memory.host.saving_full
+        saving = f", {fmt.gb(full)} saving a full state dict" if full > host else ""
+        lines.append(((f"host RAM per node {fmt.gb(host)} GB{saving}{extra}", theme.DIM),))
         return lines
 
     @staticmethod
