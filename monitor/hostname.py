@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 
 NODE_NAME_ENV = "FTDASH_NODE_NAME"
 
 
-def node_name() -> str:
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
     """The name that the launcher gave this node, or Slurm's inside a job, or the host's own."""
-    return os.environ.get(NODE_NAME_ENV) or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return environ.get(NODE_NAME_ENV) or environ.get("SLURMD_NODENAME") or socket.gethostname()

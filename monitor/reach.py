@@ -13,13 +13,16 @@ ANSWER_S = 2.5
 
 
 class Reach(Protocol):
-    """Does an agent's work on nodes by another way. Both methods raise RunError in one line."""
+    """Does an agent's work on nodes by another way. All methods raise RunError in one line."""
 
     def dump(self, hosts: Collection[str], folder: Path) -> None:
         """Write the stacks of the ranks on `hosts` into `folder`, a file below the run's stacks/ each."""
 
     def end(self, hosts: Collection[str], *, grace_s: float, save: bool) -> None:
         """End every process of the run on `hosts`; with `save`, once a checkpoint had its time."""
+
+    def watch(self, hosts: Collection[str]) -> None:
+        """Put a new agent beside the ranks on each of `hosts`; returns once all of them report."""
 
 
 def unanswered(request: Path, hosts: Iterable[str], within_s: float) -> set[str]:

@@ -70,6 +70,7 @@ class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     name: str = ""
     command: list[str] = []
     backend: str = "local"
+    attached: bool = False  # somebody else's job: watched, never ended from here
     state: str = "starting"
     world_size: int = 1
     hosts: list[str] = []

@@ -12,7 +12,9 @@ import pytest
 
 from ftdash.engine.slurm import client, requeue
 from ftdash.engine.slurm.options import SlurmOptionError, SlurmOptions
+from ftdash.engine.slurm.remote import PIECE_BYTES, by_task
 from ftdash.engine.slurm.script import batch_script, directives
+from ftdash.engine.slurm.watch import describe
 from ftdash.monitor.rundir import Manifest, RunDir
 
 DATA = Path(__file__).parent / "data" / "slurm"
@@ -164,6 +166,8 @@ def test_slurms_own_message_is_kept_for_a_refused_command(
         ({"cpus_per_task": 0}, "--cpus-per-task"),
         ({"signal_lead_s": 0}, "--signal-lead"),
         ({"directives": ("rm -rf",)}, "--directive"),
+        ({"directives": ("--array=0-3",)}, "--directive"),
+        ({"directives": ("-N4",)}, "--directive"),
         ({"modules": ("a; rm",)}, "--module"),
     ],
 )
@@ -218,3 +222,48 @@ def test_a_job_that_a_person_cancels_is_not_put_back_into_the_queue(
     run = RunDir.create(Manifest(run="r", state="stopped", output_dir=str(tmp_path)), tmp_path)
     assert requeue.main([str(run.path)]) == (0 if requeued else 1)
     assert calls == ([("scontrol", "requeue", "7")] if requeued else [])
+
+
+def test_a_job_that_the_controller_forgot_is_known_by_accounting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fakes = {
+        "scontrol": "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+        "sacct": 'case "$*" in *--completion*) cat answer;; *) echo no accounting >&2; exit 1;; esac',
+    }
+    for name, body in fakes.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    Path("answer").write_text(
+        "7|FAILED|1:0|node0|2026-11-29T10:00:00|2026-11-29T10:01:00\n"
+        "7.batch|FAILED|9:0|node0|2026-11-29T10:00:00|2026-11-29T10:01:00\n"
+        "7|CANCELLED by 1000|0:15|node[0-1]|2026-11-29T11:00:00|2026-11-29T12:01:00\n"
+    )
+    job = client.job("7")
+    assert job is not None
+    assert (job.state, job.exit_code, job.nodes, job.elapsed_s) == ("CANCELLED", -15, "node[0-1]", 3660)
+    assert describe(job) == "job 7 cancelled by signal 15 after 3,660 s on node[0-1]"
+    Path("answer").write_text("")
+    assert client.job("7") is None
+
+
+def test_tasks_of_a_job_array_are_shown_as_squeue_shows_them() -> None:
+    entries = [
+        {"job_id": 2, "array_job_id": 2, "array_task_id": None, "array_task_string": "0-2%1"},
+        {"job_id": 3, "array_job_id": wrapped(2), "array_task_id": wrapped(0), "array_task_string": ""},
+        {"job_id": 4, "array_job_id": 0, "array_task_id": None, "array_task_string": ""},
+    ]
+    jobs = client.parse_jobs(json.dumps({"jobs": entries}))
+    assert [job.shown_id for job in jobs] == ["2_[0-2%1]", "2_0", ""]
+
+
+def test_long_lines_that_srun_tore_are_whole_again() -> None:
+    lines = ["x" * 3000, "y" * 1024, "short: line"]
+    torn = []
+    for task in ("0", " 1"):
+        for line in lines:
+            starts = range(0, len(line) + 1, PIECE_BYTES)
+            torn += [f"{task}: {line[start : start + PIECE_BYTES]}" for start in starts]
+    assert by_task("\n".join(torn)) == {"0": lines, "1": lines}

@@ -20,6 +20,7 @@ from ftdash.engine.slurm.client import Node
 from ftdash.engine.slurm.defaults import NodeShape, in_words, shape_of, with_defaults
 from ftdash.engine.slurm.options import ContainerRuntime, SlurmOptionError, SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
+from ftdash.engine.slurm.submitted import stored_options
 from ftdash.monitor.rundir import Manifest, RunDir
 
 # In the place of srun, python and apptainer: says what it was called with, one word a NUL.
@@ -194,7 +195,7 @@ def test_a_run_is_submitted_again_without_the_node_that_failed(
     first = submit.submit(spec)
     again = submit.resubmit(first, exclude=["node7", "old"])
     assert again.path != first.path
-    assert submit.stored_options(again) == replace(asked, exclude="old,node7")
+    assert stored_options(again) == replace(asked, exclude="old,node7")
     script = (again.config / "job.sbatch").read_text()
     assert "#SBATCH --exclude=old,node7\n" in script
     assert "#SBATCH --partition=gpu\n" in script

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, remote_command
+from ftdash.engine.ssh.hosts import (
+    Host,
+    HostsError,
+    hosts_file,
+    read_hosts,
+    remote_command,
+    store_hosts,
+    stored_hosts,
+)
+from ftdash.monitor.rundir import Manifest, RunDir
 
 
 def test_names_slots_addresses_and_comments_are_read(tmp_path: Path) -> None:
@@ -51,3 +60,10 @@ def test_words_survive_the_shell_at_the_other_end(word: str) -> None:
     assert (
         subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True).stdout == f"a|{word}"
     )
+
+
+def test_the_hosts_of_a_run_are_kept_as_a_hosts_file_to_start_from_again(tmp_path: Path) -> None:
+    run = RunDir.create(Manifest(run="r"), tmp_path)
+    hosts = [Host("me@worker-2", "10.0.0.2", 4), Host("third", "third", None)]
+    store_hosts(run, hosts)
+    assert stored_hosts(run) == hosts == read_hosts(hosts_file(run))

@@ -17,7 +17,7 @@ from ftdash.monitor.control import request_dump
 from ftdash.monitor.diagnosis import deadline, diagnose, frames, incident, source
 from ftdash.monitor.diagnosis.collect import dump_ranks
 from ftdash.monitor.diagnosis.model import Diagnosis, RankEvidence, Sample, decode_rank
-from ftdash.monitor.diagnosis.rundata import rank_metas, sample_run
+from ftdash.monitor.diagnosis.rundata import rank_metas, sample_run, unanswered_ranks
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.rundir import RunDir, RunError
 
@@ -180,8 +180,7 @@ def take_sample(run: RunDir, world_size: int, *, native: bool, ended: threading.
     limit = time.monotonic() + PATIENCE_S
     while len(found) < world_size and time.monotonic() < limit and not ended.wait(LOOK_EVERY_S):
         found |= read_stacks(folder, set(range(world_size)) - set(found))
-    missing = sorted(set(range(world_size)) - set(found))
-    notices = (f"no stacks of rank {', '.join(map(str, missing[:8]))}",) if missing else ()
+    notices = unanswered_ranks(found, world_size, rank_metas(run)) if len(found) < world_size else ()
     return Sample(
         t=time.time(),
         ranks=tuple(found[rank] for rank in sorted(found)),

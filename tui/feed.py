@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from ftdash.engine.launch.again import NewAgents
 from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError
@@ -34,6 +35,7 @@ class RunFeed:
         self._lock = threading.Lock()
         self._wake = threading.Event()
         self._closed = False
+        self._agents = NewAgents(run)
         # A daemon: a file system that hangs must not keep the terminal from its owner.
         self._thread = threading.Thread(target=self._follow, name="run-feed", daemon=True)
 
@@ -98,7 +100,7 @@ class RunFeed:
     def _poll(self, reader: RunReader) -> None:
         self._polling_since = time.monotonic()
         try:
-            state, trouble = reader.poll(), ""
+            state, trouble = self._agents.look(reader.poll()), ""
         except (RunError, OSError) as error:
             state, trouble = None, " ".join(str(error).split())
         except Exception as error:  # a reader's fault is a line on the screen, not the end of it

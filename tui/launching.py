@@ -74,6 +74,25 @@ class SlurmFields:
         except ValueError as error:  # SlurmOptionError, or a quotation mark without its partner
             raise LaunchError(str(error)) from None
 
+    @classmethod
+    def of(cls, options: SlurmOptions) -> SlurmFields:
+        """As they would have been typed."""
+        return cls(
+            partition=options.partition,
+            account=options.account,
+            qos=options.qos,
+            time=options.time,
+            memory=options.memory,
+            cpus_per_task=str(options.cpus_per_task or ""),
+            constraint=options.constraint,
+            exclude=options.exclude,
+            reservation=options.reservation,
+            container=options.container,
+            container_runtime=options.container_runtime if options.container else "",
+            modules=" ".join(options.modules),
+            directives=shlex.join(options.directives),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -129,10 +148,13 @@ class Wanted:
         )
 
     def changed(self, change: Change) -> Wanted:
-        """With the fields of a finding's change set, in the plan or here."""
-        ours = {field.name for field in fields(self)}
-        plan = structs.replace(self.plan, **{name: value for name, value in change if name not in ours})
-        return replace(self, plan=plan, **{name: value for name, value in change if name in ours})
+        """With the fields of a finding's change set, in the plan, for Slurm, or here."""
+        ours, slurms = ({field.name for field in fields(kind)} for kind in (Wanted, SlurmFields))
+        known = ours | slurms
+        plan = structs.replace(self.plan, **{name: value for name, value in change if name not in known})
+        slurm = replace(self.slurm, **{name: str(value) for name, value in change if name in slurms - ours})
+        here = {name: value for name, value in change if name in ours}
+        return replace(self, **{"plan": plan, "slurm": slurm, **here})
 
 
 def of_plan(wanted: Wanted, plan: Plan) -> Wanted:
@@ -149,9 +171,8 @@ def of_recipe(wanted: Wanted, name: str) -> Wanted:
 
 
 def of_ended(wanted: Wanted, run: RunDir) -> Wanted:
-    """The inputs of a run that has ended, to go on from its last whole checkpoint.
-
-    What Slurm and ssh need stays as it was typed. Raises LaunchError and RunError.
+    """The inputs of a run that has ended, to go on from its last whole checkpoint, asking for the same of
+    Slurm or on the same hosts. Raises LaunchError and RunError.
     """
     from ftdash.engine.launch.restart import restarted
 
@@ -169,6 +190,8 @@ def of_ended(wanted: Wanted, run: RunDir) -> Wanted:
         name=spec.name,
         backend=spec.backend.value,
         nodes=spec.nodes,
+        slurm=SlurmFields.of(spec.slurm) if spec.slurm is not None else wanted.slurm,
+        hosts=str(spec.hosts or wanted.hosts),
         save_steps=spec.save_steps,
         resume=str(spec.resume or ""),
     )

@@ -30,7 +30,14 @@ def preflight(spec: LaunchSpec) -> list[Finding]:
         return list(_command(spec))
     if spec.plan is None or refusal(spec.plan):
         return []
-    return [*_places(spec, spec.plan), *_memory(spec, spec.plan), *_saving(spec, spec.plan)]
+    job = _job(spec) if spec.backend is Backend.SLURM else ()
+    return [*_places(spec, spec.plan), *_memory(spec, spec.plan), *job, *_saving(spec, spec.plan)]
+
+
+def _job(spec: LaunchSpec) -> Iterator[Finding]:
+    from ftdash.engine.slurm.preflight import job_findings
+
+    return job_findings(spec)
 
 
 def _command(spec: LaunchSpec) -> Iterator[Finding]:

@@ -9,14 +9,16 @@ from ftdash.engine.configs import TrainArgs
 from ftdash.engine.launch.job import read_job
 from ftdash.engine.launch.resume import whole_checkpoints
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
+from ftdash.engine.slurm.submitted import stored_options
+from ftdash.engine.ssh.hosts import hosts_file
 from ftdash.monitor.rundir import RunDir
 
 
 def restarted(run: RunDir, *, steps: int | None = None) -> LaunchSpec:
     """The same plan, data and output folder; `steps` replaces the number of steps in all.
 
-    Without a whole checkpoint it starts anew. What Slurm and ssh need beside that is not stored: `slurm` and
-    `hosts` are the caller's. Raises LaunchError and RunError.
+    Without a whole checkpoint it starts anew. It asks Slurm for what the run asked for, or goes to the hosts
+    that it ran on. Raises LaunchError and RunError.
     """
     manifest = run.read_manifest()
     if manifest.plan is None:
@@ -29,14 +31,17 @@ def restarted(run: RunDir, *, steps: int | None = None) -> LaunchSpec:
     wanted = steps or job.train.steps
     if checkpoint is not None and made >= wanted:
         raise LaunchError(f"{run.run_id} has made {made} of {wanted} steps: ask for more of them to go on")
+    backend = Backend(manifest.backend or Backend.LOCAL)
     return LaunchSpec(
         plan=job.plan,
         data=job.train.data,
         steps=wanted,
         out=output,
         device=_device(job.train),
-        backend=Backend(manifest.backend or Backend.LOCAL),
+        backend=backend,
         nodes=job.nodes,
+        slurm=stored_options(run) if backend is Backend.SLURM else None,
+        hosts=hosts_file(run) if backend is Backend.SSH else None,
         name=manifest.name,
         runs=run.path.parent,
         train_args=job.train.extra,

@@ -16,6 +16,9 @@ def stop(run: RunDir, *, save: bool = False, grace_s: float = 20.0) -> set[int]:
     Raises RunError in one line when another machine's cannot be ended, or Slurm does not answer.
     """
     manifest = run.read_manifest()
+    if manifest.attached:
+        how = f"scancel {manifest.slurm_job_id}" if manifest.slurm_job_id else "whoever started it"
+        raise RunError(f"{run.run_id} is somebody else's job, only watched here: {how} ends it")
     if manifest.backend != Backend.SLURM:
         return stop_run(run, save=save, grace_s=grace_s, reach=reach_of(run))
     from ftdash.engine.slurm.client import SlurmError

@@ -43,6 +43,9 @@ class Job:
     time_limit_min: int | None = None
     exit_code: int | None = None
     restarts: int = 0
+    elapsed_s: int | None = None  # of a job that is over, where accounting tells
+    output: str = ""  # where the batch script's standard output goes
+    shown_id: str = ""  # of a job array's task: 7_3, or 7_[0-9%2] while its tasks wait
 
     @property
     def is_over(self) -> bool:
@@ -92,6 +95,7 @@ def call(*argv: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> 
             input=stdin or "",
             capture_output=True,
             text=True,
+            errors="replace",  # a job's name may be any bytes
             timeout=timeout_s,
             check=False,
             env=env,
@@ -186,7 +190,20 @@ def _job(entry: dict[str, Any]) -> Job:
         time_limit_min=number(entry.get("time_limit")),
         exit_code=exit_code(entry.get("exit_code")),
         restarts=number(entry.get("restart_cnt")) or 0,
+        output=str(entry.get("standard_output") or ""),
+        shown_id=_array_id(
+            number(entry.get("array_job_id")) or 0,
+            number(entry.get("array_task_id")),
+            str(entry.get("array_task_string") or ""),
+        ),
     )
+
+
+def _array_id(array: int, task: int | None, waiting: str) -> str:
+    """As squeue shows a job array's tasks; empty for a job that is none."""
+    if not array or (task is None and not waiting):
+        return ""
+    return f"{array}_{task}" if task is not None else f"{array}_[{waiting}]"
 
 
 def parse_nodes(text: str | bytes) -> list[Node]:
@@ -252,7 +269,6 @@ def parse_scontrol(text: str) -> list[dict[str, str]]:
 
 def job_from_scontrol(record: dict[str, str]) -> Job:
     """A job from one record of `scontrol show job -o`."""
-    code = record.get("ExitCode", "0:0").split(":")
     gpus = re.search(r"gres/gpu=(\d+)", record.get("TRES", "") + record.get("AllocTRES", ""))
     nodes = record.get("NodeList", "")
     reason = record.get("Reason", "")
@@ -267,9 +283,18 @@ def job_from_scontrol(record: dict[str, str]) -> Job:
         node_count=int(re.sub(r"\D.*", "", record.get("NumNodes", "0")) or 0),
         gpus=int(gpus.group(1)) if gpus else 0,
         started=_time(record.get("StartTime", "")),
-        exit_code=int(code[0]) if code[0] not in ("", "0") else -int(code[1] or 0) if len(code) > 1 else 0,
+        exit_code=_exit_pair(record.get("ExitCode", "0:0")),
         restarts=int(record.get("Restarts", "0") or 0),
+        output=record.get("StdOut", ""),
     )
+
+
+def _exit_pair(text: str) -> int | None:
+    """Slurm's CODE:SIGNAL as one number, negative for a signal."""
+    code, _, signal = text.partition(":")
+    if not code.isdigit() or not (signal or "0").isdigit():
+        return None
+    return int(code) or -int(signal or 0)
 
 
 def _time(text: str) -> int:
@@ -281,14 +306,51 @@ def _time(text: str) -> int:
 
 
 def job(job_id: str, timeout_s: float = TIMEOUT_S) -> Job | None:
-    """One job by id, or None when the controller no longer knows it."""
+    """One job by id, as accounting knows it when the controller no longer does; None when nobody does."""
     try:
         records = parse_scontrol(call("scontrol", "show", "job", "-d", "-o", job_id, timeout_s=timeout_s))
     except SlurmError as error:
         if "Invalid job id" in str(error):
-            return None
+            return _accounted(job_id, timeout_s)
         raise
     return job_from_scontrol(records[0]) if records else None
+
+
+ACCOUNTED = ("JobID", "State", "ExitCode", "NodeList", "Start", "End")  # what jobcomp/filetxt knows too
+
+
+def _accounted(job_id: str, timeout_s: float) -> Job | None:
+    """A job that is over, by sacct: from slurmdbd, else from the completion log of a site without one."""
+    for source in ([], ["--completion"]):
+        ask = ["sacct", *source, "--jobs", job_id, "--parsable2", "--noheader"]
+        try:
+            answer = call(*ask, f"--format={','.join(ACCOUNTED)}", timeout_s=timeout_s)
+        except SlurmError:
+            continue
+        if found := parse_sacct(answer, job_id):
+            return found
+    return None
+
+
+def parse_sacct(text: str, job_id: str) -> Job | None:
+    """A job's last record in `sacct --parsable2` with the fields ACCOUNTED; its steps are passed over."""
+    found = None
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) != len(ACCOUNTED) or fields[0] != job_id:
+            continue
+        _, state, code, nodes, start, end = fields
+        started, ended = _time(start), _time(end)
+        found = Job(
+            id=job_id,
+            state=state.split(" ")[0],  # CANCELLED by 1000
+            nodes="" if nodes == "None assigned" else nodes,
+            started=started,
+            ends=ended,
+            exit_code=_exit_pair(code),
+            elapsed_s=ended - started if started and ended >= started else None,
+        )
+    return found
 
 
 def jobs(user: str | None = None) -> list[Job]:
@@ -332,6 +394,22 @@ def default_partition() -> str:
         if line.strip().endswith("*"):
             return line.strip()[:-1]
     return ""
+
+
+def default_memory() -> dict[str, tuple[int, int]]:
+    """By partition, the MB of a job that names no memory: (on a node, for each CPU); 0 without a limit."""
+    records = parse_scontrol(call("scontrol", "show", "partition", "-o"))
+    return {
+        record.get("PartitionName", ""): (
+            _megabytes(record.get("DefMemPerNode", "")),
+            _megabytes(record.get("DefMemPerCPU", "")),
+        )
+        for record in records
+    }
+
+
+def _megabytes(text: str) -> int:
+    return int(text) if text.isdigit() else 0
 
 
 def partitions(found: list[Node]) -> list[Partition]:

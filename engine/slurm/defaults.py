@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftdash.engine.slurm import client
 from ftdash.engine.slurm.client import Node
 from ftdash.engine.slurm.options import SlurmOptions
+
+KNOWN_S = 60.0
+_asking = threading.Lock()
+_asked = float("-inf")
+_site: Site | client.SlurmError = client.SlurmError("sinfo was not asked yet")
 
 GPUS = re.compile(r"(?:^|,)gpu(?::(?P<kind>[^:,()]+))?:(?P<count>\d+)(?=[,(]|$)")
 
@@ -22,6 +29,8 @@ class NodeShape:
     memory_mb: int
     gpus: int
     gpu_kind: str = ""
+    default_mb: int = 0  # host memory of a job that names none: on a node, or for each CPU; 0: no such limit
+    default_mb_per_cpu: int = 0
 
 
 def shape_of(partition: str, nodes: Sequence[Node]) -> NodeShape | None:
@@ -55,9 +64,28 @@ class Site:
 def ask_site() -> Site:
     """Raises SlurmError; takes as long as the controller does."""
     nodes = client.nodes()
+    limits = client.default_memory()
     names = dict.fromkeys(name for node in nodes for name in node.partitions if name)
     shapes = {name: shape for name in names if (shape := shape_of(name, nodes)) is not None}
+    for name, shape in shapes.items():
+        per_node, per_cpu = limits.get(name, (0, 0))
+        shapes[name] = replace(shape, default_mb=per_node, default_mb_per_cpu=per_cpu)
     return Site(shapes, client.default_partition())
+
+
+def known_site() -> Site:
+    """`ask_site`, asked anew after a minute at the soonest, also when it failed. Raises SlurmError."""
+    global _asked, _site
+    with _asking:
+        if time.monotonic() - _asked > KNOWN_S:
+            _asked = time.monotonic()
+            try:
+                _site = ask_site()
+            except client.SlurmError as error:
+                _site = error
+    if isinstance(_site, client.SlurmError):
+        raise _site
+    return _site
 
 
 def with_defaults(options: SlurmOptions, ranks_per_node: int, shape: NodeShape | None) -> SlurmOptions:

@@ -10,6 +10,9 @@ TIME = re.compile(r"^(\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2})$")
 SIZE = re.compile(r"^\d+(\.\d+)?[KMGT]?$", re.IGNORECASE)
 
 
+# What a run's job is made of, and what would keep sbatch from answering: no further directive may say it.
+OURS = re.compile(r"^(--(array|nodes|ntasks|ntasks-per-node|signal|wrap|wait|test-only)\b|-[aNnW])")
+
 TEXTS = ("partition", "account", "qos", "memory", "time", "constraint", "exclude", "reservation", "container")
 
 
@@ -69,6 +72,11 @@ class SlurmOptions:
         for directive in self.directives:
             if not directive.startswith("-") or "\n" in directive:
                 raise SlurmOptionError(f"--directive {directive!r}: one sbatch option, such as --switches=1")
+            if OURS.match(directive):
+                raise SlurmOptionError(
+                    f"--directive {directive!r}: one run is one job with one task a node; use --nodes, "
+                    "--gpus-per-node, --signal-lead"
+                )
         for module in self.modules:
             if not re.match(r"^[\w./+:-]+$", module):
                 raise SlurmOptionError(f"--module {module!r}: a module's name, such as cuda/12.8")

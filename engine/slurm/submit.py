@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
-
 from ftdash.engine.launch.job import job_of, read_job, spec_plan, write_job
 from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.restart import restarted
@@ -17,15 +15,9 @@ from ftdash.engine.slurm import client
 from ftdash.engine.slurm.defaults import Site, ask_site, with_defaults
 from ftdash.engine.slurm.options import SlurmOptions
 from ftdash.engine.slurm.script import batch_script, directives
+from ftdash.engine.slurm.submitted import Submitted, read_submitted, write_submitted
 from ftdash.monitor.rundir import RunDir, write_atomic
 from ftdash.monitor.state import RunPhase
-
-
-class Submitted(msgspec.Struct):
-    """config/slurm.json, written by the submitter: the job that carries this run, and what it asked for."""
-
-    job_id: str
-    options: SlurmOptions | None = None  # as they were given, for another try
 
 
 def submit(spec: LaunchSpec) -> RunDir:
@@ -61,7 +53,7 @@ def submit(spec: LaunchSpec) -> RunDir:
         run.write_manifest(prepared.manifest)
         raise LaunchError(f"Slurm refused the job: {error}") from None
     job_id = answer.strip().split(";")[0]
-    write_atomic(run.config / "slurm.json", msgspec.json.encode(Submitted(job_id, given)))
+    write_submitted(run, Submitted(job_id, given))
     return run
 
 
@@ -95,7 +87,7 @@ def resubmit(run: RunDir, *, exclude: Sequence[str] = ()) -> RunDir:
     A plan goes on from its last whole checkpoint, a command of somebody's own starts anew. The old run must
     have ended. Raises LaunchError and RunError in one line.
     """
-    stored = _stored(run)
+    stored = read_submitted(run)
     if stored is None:
         raise LaunchError(f"{run.run_id} was not submitted to Slurm")
     before = stored.options or SlurmOptions()
@@ -117,22 +109,3 @@ def _again(run: RunDir) -> LaunchSpec:
         runs=run.path.parent,
         env=tuple(job.env.items()),
     )
-
-
-def stored_options(run: RunDir) -> SlurmOptions | None:
-    """What the run's job was asked to be; None when it has none, or an older ftdash submitted it."""
-    stored = _stored(run)
-    return stored.options if stored is not None else None
-
-
-def job_id(run: RunDir) -> str:
-    """The Slurm job of a run; empty when it has none."""
-    stored = _stored(run)
-    return stored.job_id if stored is not None else ""
-
-
-def _stored(run: RunDir) -> Submitted | None:
-    try:
-        return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted)
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ftdash.engine.slurm import client
 from ftdash.engine.slurm.queue import MIN_INTERVAL_S
-from ftdash.engine.slurm.submit import job_id
+from ftdash.engine.slurm.submitted import job_id
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir
@@ -80,11 +80,21 @@ class JobWatch:
         """The job is over and its agents have not said so: the end as Slurm tells it, for good."""
         stored = self.run.read_manifest()
         if RunPhase(stored.state) not in FINAL:
-            stored.state = RunPhase.STOPPED if job and job.state in STOPPED_STATES else RunPhase.FAILED
+            stored.state = end_of(job)
             stored.reason = f"Slurm: {describe(job)}" if job else "Slurm no longer knows the job"
-            stored.ended = time.time()
+            stored.exit_code = job.exit_code if job else None
+            stored.ended = float(job.ends) if job and job.elapsed_s is not None else time.time()
             self.run.write_manifest(stored)
         return replace(state, manifest=stored, state=RunPhase(stored.state))
+
+
+def end_of(job: client.Job | None) -> RunPhase:
+    """The state of a run whose job is over."""
+    if job is None:
+        return RunPhase.FAILED
+    if job.state in STOPPED_STATES:
+        return RunPhase.STOPPED
+    return RunPhase.FINISHED if job.state == "COMPLETED" else RunPhase.FAILED
 
 
 class JobReader(RunReader):
@@ -103,7 +113,12 @@ class JobReader(RunReader):
 
 def describe(job: client.Job) -> str:
     """One line: where the job stands and why, with the expected start of one that waits."""
-    words = [f"job {job.id} {job.state.lower().replace('_', ' ')}"]
+    words = [f"job {job.shown_id or job.id} {job.state.lower().replace('_', ' ')}"]
+    if job.is_over and job.exit_code:
+        code = job.exit_code
+        words.append(f"with exit code {code}" if code > 0 else f"by signal {-code}")
+    if job.elapsed_s is not None:
+        words.append(f"after {job.elapsed_s:,} s")
     if job.reason:
         words.append(f"({job.reason})")
     if job.state == "PENDING" and job.started:

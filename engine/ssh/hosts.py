@@ -14,11 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from ftdash.monitor.hostname import NODE_NAME_ENV
 from ftdash.monitor.rundir import RunDir, write_atomic
 
-STORED = "hosts.json"
+STORED = "hosts"
 HOST = re.compile(r"^[A-Za-z0-9_.@:\[\]-]+$")
 CONNECT_TIMEOUT_S = 10
 
@@ -74,16 +73,22 @@ def read_hosts(path: Path) -> list[Host]:
 
 
 def store_hosts(run: RunDir, hosts: Sequence[Host]) -> None:
-    """Keep the hosts with the run, in config/hosts.json: the file they came from may change."""
-    write_atomic(run.config / STORED, msgspec.json.encode(hosts))
+    """Keep the hosts with the run, as a hosts file: the one they came from may change."""
+    lines = [
+        f"{host.name} address={host.address}" + (f" slots={host.slots}" if host.slots else "")
+        for host in hosts
+    ]
+    write_atomic(hosts_file(run), "".join(f"{line}\n" for line in lines).encode())
+
+
+def hosts_file(run: RunDir) -> Path:
+    """The hosts that the run was started on."""
+    return run.config / STORED
 
 
 def stored_hosts(run: RunDir) -> list[Host]:
-    """The hosts that the run was started on. Raises HostsError."""
-    try:
-        return msgspec.json.decode((run.config / STORED).read_bytes(), type=list[Host])
-    except (OSError, msgspec.DecodeError) as error:
-        raise HostsError(f"cannot read {run.config / STORED}: {error}") from None
+    """Raises HostsError."""
+    return read_hosts(hosts_file(run))
 
 
 def ssh_options() -> list[str]:
@@ -127,3 +132,18 @@ def run_on(
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise HostsError(f"{host.name}: {lines[-1] if lines else f'exit status {done.returncode}'}")
     return done.stdout
+
+
+def start_on(
+    host: Host, argv: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
+) -> None:
+    """Start a command on a host in a session of its own: losing the connection ends nothing.
+
+    Raises HostsError.
+    """
+    shell = 'cd / && exec setsid "$@" </dev/null >>"$0" 2>&1 &'
+    run_on(
+        host,
+        ["sh", "-c", shell, str(log), *argv],
+        environment={NODE_NAME_ENV: host.node, **(environment or {})},
+    )

@@ -12,12 +12,12 @@ from dataclasses import replace
 from ftdash.engine.launch.job import job_of, spec_plan, write_job
 from ftdash.engine.launch.local import prepare
 from ftdash.engine.launch.spec import LaunchError, LaunchSpec
-from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on, store_hosts
-from ftdash.monitor.hostname import NODE_NAME_ENV
+from ftdash.engine.ssh.hosts import Host, HostsError, read_hosts, run_on, start_on, store_hosts
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RunPhase
 
 CHECK_S = 20.0
+PASSED_ON = ("OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "FTDASH_HOME")
 
 
 def launch(spec: LaunchSpec) -> RunDir:
@@ -84,12 +84,6 @@ def _check(host: Host, run: RunDir) -> None:
 
 
 def _start(host: Host, node_rank: int, run: RunDir, address: str, attempt: str) -> None:
-    """The agent in a session of its own, so that losing the connection ends nothing."""
     argv = [sys.executable, "-m", "ftdash.engine.ssh.node", str(run.path), str(node_rank), address, attempt]
-    shell = 'cd / && exec setsid "$@" </dev/null >>"$0" 2>&1 &'
-    log = RunDir(run.path, node_rank).agent_log
-    environment = {NODE_NAME_ENV: host.node}
-    for name in ("OMP_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "FTDASH_HOME"):
-        if name in os.environ:
-            environment[name] = os.environ[name]
-    run_on(host, ["sh", "-c", shell, str(log), *argv], environment=environment)
+    environment = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    start_on(host, argv, log=RunDir(run.path, node_rank).agent_log, environment=environment)

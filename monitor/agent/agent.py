@@ -22,10 +22,11 @@ from ftdash.monitor.agent.sample import GpuWatch, NodeFile, RankSampler, node_sa
 from ftdash.monitor.agent.watch import RankWatch, Watched, adopt_orphans
 from ftdash.monitor.control import Action, Request
 from ftdash.monitor.hostname import node_name
+from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.nvml import sample_gpus
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Event, Exit
-from ftdash.monitor.rundir import NODES_ENV, Manifest, RankExit, RunDir, RunError
+from ftdash.monitor.rundir import NODES_ENV, RankExit, RunDir, RunError
 from ftdash.monitor.state import RunPhase
 
 SAMPLE_S = 1.0
@@ -41,6 +42,13 @@ class Tree(NamedTuple):
 
     shell_pid: int
     adopted: bool
+
+
+class Place(NamedTuple):
+    """Where in its run a node stands, as its launcher was told."""
+
+    node_rank: int
+    nodes: str
 
 
 class Agent:
@@ -75,7 +83,8 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, self._heard)
         if command is None:
-            self._tree = Tree(self.manifest.launcher_pid, True)
+            # the manifest knows the leading node's launcher only
+            self._tree = Tree(launcher.waiting_shell(self.run) or self._stored_launcher(), True)
         else:
             self._forget_earlier_start()
             self._tree = Tree(launcher.start(self.run, command), False)
@@ -93,6 +102,9 @@ class Agent:
         finally:
             gpus.close()
             self._file.close()
+
+    def _stored_launcher(self) -> int:
+        return self.manifest.launcher_pid if self.nodes == 1 else 0
 
     def _forget_earlier_start(self) -> None:
         """A requeued job starts again in its old run directory: how it ended before is no longer true."""
@@ -298,7 +310,9 @@ class Agent:
             if number == signal.SIGHUP:
                 continue  # the terminal is gone; training stays
             if self.detached:
-                if number in (signal.SIGTERM, signal.SIGINT):
+                # what is left of a run that is over is to write how it ended: a job's end signals its agents too
+                going_on = self._shell_lives() or self._watch.living()
+                if number in (signal.SIGTERM, signal.SIGINT) and going_on:
                     self._event(
                         "warning",
                         "agent-ended",
@@ -379,14 +393,17 @@ class Agent:
                     handle.truncate()
 
 
-def adoptable(run: RunDir) -> Manifest:
-    """The manifest of a run that has lost its agent. Raises RunError when there is nothing to adopt."""
+def adoptable(run: RunDir) -> Place:
+    """Where an agent of this node takes the run over. Raises RunError when there is nothing to adopt."""
     run.check_owner()
     manifest = run.read_manifest()
-    host = node_name()
-    pid = manifest.agent_pids.get(host, 0)
-    if procs.agent_alive(run.path, pid):
-        raise RunError(f"run {manifest.run} has a living agent (pid {pid}): nothing to adopt")
-    if manifest.state in (RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED):
+    if manifest.state in FINAL:
         raise RunError(f"run {manifest.run} is {manifest.state}: nothing to adopt")
-    return manifest
+    agents = procs.pids_of_run(run.path, procs.AGENT_ENV) - {os.getpid()}
+    if living := sorted(pid for pid in agents if node_name(procs.environ(pid)) == node_name()):
+        raise RunError(f"run {manifest.run} has a living agent (pid {living[0]}): nothing to adopt")
+    told = procs.environ(launcher.waiting_shell(run))
+    if manifest.backend != "local" and not told:
+        raise RunError(f"run {manifest.run} has no launcher on {node_name()}: nothing to adopt")
+    rank = told.get("NODE_RANK", "")
+    return Place(int(rank) if rank.isdigit() else 0, told.get(NODES_ENV, ""))

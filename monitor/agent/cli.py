@@ -12,7 +12,7 @@ from pathlib import Path
 from ftdash.monitor.agent.agent import Agent, adoptable
 from ftdash.monitor.procs import AGENT_ENV
 from ftdash.monitor.redact import redact_command
-from ftdash.monitor.rundir import Manifest, RunDir, RunError, find_run, new_run_id, stored_env
+from ftdash.monitor.rundir import NODES_ENV, Manifest, RunDir, RunError, find_run, new_run_id, stored_env
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,9 +38,11 @@ def run(args: argparse.Namespace) -> int:
         if command:
             raise RunError("--adopt takes no command: the run's processes are there already")
         adopted = find_run(args.adopt, args.runs)
-        adoptable(adopted)
+        place = adoptable(adopted)
         _become_agent_of(adopted, ["--adopt", str(adopted.path)])
-        return Agent(adopted, detached=True).run_to_end(None)
+        os.environ[NODES_ENV] = place.nodes
+        there = RunDir(adopted.path, place.node_rank)
+        return Agent(there, detached=True, node_rank=place.node_rank).run_to_end(None)
     if not command:
         raise RunError("agent: no launcher command after --")
     target = RunDir(os.path.realpath(args.run), node_rank) if args.run else _new_run(command, args.runs)

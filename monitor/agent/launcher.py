@@ -6,6 +6,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from ftdash.monitor import procs
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.inject.own import python_path
 from ftdash.monitor.procs import AGENT_ENV, children
 from ftdash.monitor.rundir import RUN_DIR_ENV, RunDir
@@ -52,3 +54,16 @@ def start(run: RunDir, command: Sequence[str], env: dict[str, str] | None = None
 def launcher_pids(shell_pid: int) -> list[int]:
     """The launcher itself: what the waiting shell has started."""
     return children(shell_pid)
+
+
+def waiting_shell(run: RunDir) -> int:
+    """The shell on this node that waits for the run's launcher, whoever started it; 0 when it is gone."""
+    for pid in procs.pids_of_run(run.path):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as handle:
+                words = handle.read().split(b"\0")
+        except OSError:
+            continue
+        if words[1:3] == [b"-c", _WAITER.encode()] and node_name(procs.environ(pid)) == node_name():
+            return pid
+    return 0

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat as stat_module
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ftdash.monitor import procs
 from ftdash.monitor.attach.find import Job, Rank, find_jobs, shown_command
@@ -73,10 +77,19 @@ class Watcher:
     """Looks at jobs again and again; rates need two looks. Only reads: no signal, no ptrace, no write."""
 
     def __init__(
-        self, pids: Sequence[int] | None = None, gpus: Callable[[], list[GpuSample]] | None = None
+        self,
+        pids: Sequence[int] | None = None,
+        gpus: Callable[[], list[GpuSample]] | None = None,
+        *,
+        slurm_job: str = "",
+        logs: Sequence[Path] = (),
     ) -> None:
+        """`slurm_job`: only ranks of this job. `logs`: where output goes that leaves this node in pipes."""
         self._pids = pids
         self._gpus = gpus
+        self._slurm_job = slurm_job
+        self._log_paths = logs
+        self._given: dict[Path, OutputFile] = {}
         self._seen: dict[tuple[int, int], _Seen] = {}
         self._logs: dict[tuple[int, int], LogFollower] = {}
         self._piped: dict[tuple[int, int], list[OutputFile]] = {}
@@ -85,7 +98,8 @@ class Watcher:
     def look(self) -> Attached:
         """The jobs as they are now."""
         gpus = self._gpus() if self._gpus is not None else []
-        jobs = find_jobs(pids=self._pids)
+        found = find_jobs(pids=self._pids)
+        jobs = [job for job in found if self._slurm_job in ("", job.slurm_job_id)]
         seen: dict[tuple[int, int], _Seen] = {}
         used: set[tuple[int, int]] = set()
         views = tuple(self._job(job, gpus, seen, used) for job in jobs)
@@ -103,6 +117,7 @@ class Watcher:
     ) -> JobView:
         files = {rank.rank: output_files(rank.pid) for rank in job.ranks}
         shared = output_files(job.launcher_pid) if job.launcher_pid is not None else []
+        shared += self._given_logs()
         own = [file for rank in job.ranks for file in files[rank.rank]]
         if not own and not shared:
             shared = self._behind_pipes(job)
@@ -126,6 +141,21 @@ class Watcher:
             first_failure=next(filter(None, (log.first_failure() for log in logs)), ""),
             gpu_fault=next(filter(None, (log.gpu_fault for log in logs)), ""),
         )
+
+    def _given_logs(self) -> list[OutputFile]:
+        """The files that were named, each held open once it is there."""
+        for path in self._log_paths:
+            if path in self._given:
+                continue
+            with contextlib.suppress(OSError):
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                status = os.fstat(fd)
+                if stat_module.S_ISREG(status.st_mode):
+                    key = (status.st_dev, status.st_ino)
+                    self._given[path] = OutputFile(os.getpid(), fd, str(path), key)
+                else:
+                    os.close(fd)
+        return list(self._given.values())
 
     def _behind_pipes(self, job: Job) -> list[OutputFile]:
         """Files behind pipes are looked for once a job: it takes a scan of all processes."""

@@ -26,13 +26,16 @@ from ftdash.monitor.diagnosis.model import (
 )
 from ftdash.monitor.diagnosis.permission import REMEDIES
 from ftdash.monitor.hostname import node_name
+from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reach import ANSWER_S, Reach, unanswered
 from ftdash.monitor.records import Meta, decoder
 from ftdash.monitor.rundir import Manifest, RunDir, RunError
+from ftdash.monitor.state import RunPhase
 
 _HEAD_BYTES = 256 << 10
 _AGENT_PATIENCE_S = 4.0
 _LOOK_EVERY_S = 0.05
+_NAMED = 8  # ranks without an answer that are named one by one
 
 
 def rank_metas(run: RunDir) -> dict[int, Meta]:
@@ -104,6 +107,7 @@ def _ask_agents(
         if reach is not None and silent:
             notices = (_dump_silent(reach, silent, folder),)
         found = _wait_for_dumps(folder, manifest.world_size, patience_s)
+        notices += unanswered_ranks(found, manifest.world_size, metas)
         samples.append(replace(_with_silent(found, manifest, metas), notices=notices))
         if number == 0:
             time.sleep(max(0.0, started + pause_s - time.monotonic()))
@@ -118,6 +122,19 @@ def _dump_silent(reach: Reach, hosts: Collection[str], folder: Path) -> str:
     except RunError as error:
         return f"no answer from the agent on {names}, and not reached otherwise: {error}"
     return f"no answer from the agent on {names}: stacks taken without it"
+
+
+def unanswered_ranks(
+    found: Mapping[int, RankEvidence], world_size: int, metas: Mapping[int, Meta]
+) -> tuple[str, ...]:
+    """How many of all ranks have answered, and who has not; nothing when all have."""
+    missing = [rank for rank in range(world_size) if rank not in found]
+    if not missing:
+        return ()
+    names = [f"{rank} on {metas[rank].host}" if rank in metas else str(rank) for rank in missing]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    who = f"missing: {', '.join(names[:_NAMED])}{more}"
+    return (f"{world_size - len(missing)} of {world_size} ranks answered; {who}",)
 
 
 def _wait_for_dumps(folder: Path, wanted: int, patience_s: float) -> dict[int, RankEvidence]:
@@ -159,7 +176,8 @@ def _with_silent(found: dict[int, RankEvidence], manifest: Manifest, metas: dict
 
 def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
     """What a dead run left: evidence of a hang, logs, flight recorder dumps, exit codes."""
-    notices = [f"the run has ended: {manifest.state}"]
+    known = manifest.state if RunPhase(manifest.state) in FINAL else "its processes are gone"
+    notices = [f"the run has ended: {known}"]
     dumps, flight_notices = read_flight(run.flight) if run.flight.is_dir() else ([], [])
     notices += flight_notices
     hang = kept(run, manifest.started)

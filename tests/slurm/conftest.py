@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -41,6 +42,20 @@ class Site:
                 f"ftdash {' '.join(words)} exited {done.returncode}\n{done.stdout}{done.stderr}"
             )
         return done
+
+    @contextlib.contextmanager
+    def start(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """The command while it runs, its output in a pipe; ended with SIGTERM when the block did not."""
+        command = [sys.executable, "-m", "ftdash.tui.cli", *words]
+        process = subprocess.Popen(command, env=self.env, stdout=subprocess.PIPE, text=True)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(5)
+                process.terminate()
+            process.communicate(timeout=30)
 
     def launch(self, *words: str) -> tuple[str, Path]:
         """Submit the tiny model on two nodes, one CPU rank each; run id and directory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,7 @@ async def test_the_job_goes_on_without_the_culprits_node_after_one_key_and_the_w
     for name in ("SLURM_CONF", "FTDASH_HOME"):
         monkeypatch.setenv(name, site.env[name])
     plan = ["--model", "tiny-qwen3", "--gpus", "1", "--strategy", "none", "--seq-len", "128"]
-    where = ["--backend", "slurm", "--device", "cpu", "--steps", "100000", "--json"]
+    where = ["--backend", "slurm", "--device", "cpu", "--steps", "100000", "--save-steps", "2", "--json"]
     first = json.loads(site.ftdash("launch", *plan, *where).stdout)
     status = site.wait(first["run"], "a step", lambda status: (status["step"] or 0) > 2)
     guilty = status["ranks"][0]
@@ -42,12 +43,17 @@ async def test_the_job_goes_on_without_the_culprits_node_after_one_key_and_the_w
         await pilot.press("k", "x")
         await until(pilot, lambda: f"type exclude {guilty['host']}" in screen_text(app))
         await pilot.press(*f"exclude {guilty['host']}", "enter")
-        await until(
-            pilot, lambda: app.feed is not None and app.feed.run.path != RunDir(first["dir"]).path, 120
-        )
+        await until(pilot, lambda: app.feed is not None and app.feed.run.path != old.path, 120)
         assert app.feed is not None
         again = app.feed.run
-        status = site.wait(again.run_id, "a step elsewhere", lambda status: (status["step"] or 0) > 0)
-        assert {rank["host"] for rank in status["ranks"]} == {"node0", "node1"} - {guilty["host"]}
-        assert site.status(first["run"])["state"] == "stopped"
+    assert site.status(first["run"])["state"] == "stopped"
+    status = site.wait(again.run_id, "a step elsewhere", lambda status: (status["step"] or 0) > 0)
+    assert {rank["host"] for rank in status["ranks"]} == {"node0", "node1"} - {guilty["host"]}
+    first_step = next(
+        record["step"]
+        for line in (again.telemetry / "rank-0.jsonl").read_text().splitlines()
+        if (record := json.loads(line))["kind"] == "step"
+    )
+    source = json.loads((again.config / "meeting.json").read_text())["resume"]
+    assert Path(source).name == f"checkpoint-{first_step - 1}"
     site.ftdash("stop", again.run_id, "--grace", "2")

@@ -13,8 +13,9 @@ import pytest
 
 from ftdash.monitor import procs
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.rundir import RunDir, find_run
 from tests.slurm.conftest import Site
+from tests.support.screens import cockpit, screen_text, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -46,21 +47,32 @@ def test_two_nodes_are_watched_dumped_and_stopped(site: Site) -> None:
     )
 
 
-@pytest.mark.parametrize("node", ["node0", "node1"])
-def test_a_killed_agent_ends_no_training_and_its_node_is_reached_through_srun(site: Site, node: str) -> None:
+def test_a_killed_agent_ends_no_training_and_another_takes_its_place(site: Site) -> None:
     run, folder = site.launch("--steps", "100000", "--no-requeue")
     site.both_at_step(run, 2)
-    os.kill(_agent_on(folder, node), signal.SIGKILL)
+    os.kill(_agent_on(folder, "node0"), signal.SIGKILL)
     verdict = json.loads(site.ftdash("diagnose", run, "--json").stdout)
-    assert f"no answer from the agent on {node}: stacks taken without it" in " ".join(
+    assert "no answer from the agent on node0: stacks taken without it" in " ".join(
         verdict["verdict"]["evidence"]
     )
     assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
     hosts = {json.loads(path.read_text())["process"]["host"] for path in folder.glob("stacks/*/rank-*.json")}
     assert hosts == {"node0", "node1"}
-    step = site.status(run)["step"]
-    site.both_at_step(run, step + 2)
 
+    with site.start("watch", run, "--json") as watch:
+        notices: list[str] = []
+        while "the agent on node0 was gone: another is beside the ranks" not in notices:
+            assert watch.stdout is not None
+            notices = json.loads(watch.stdout.readline())["notices"]
+        watch.kill()
+    samples = (folder / "telemetry" / "node-node0.jsonl").read_text()
+    assert _agent_on(folder, "node0")
+    step = site.status(run)["step"]
+    status = site.both_at_step(run, step + 2)
+    assert "node-silent" not in [alert["code"] for alert in status["alerts"]]
+    assert len((folder / "telemetry" / "node-node0.jsonl").read_text()) > len(samples)
+
+    os.kill(_agent_on(folder, "node1"), signal.SIGKILL)
     job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
     stopped = json.loads(site.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
@@ -124,7 +136,11 @@ def test_a_node_that_dies_is_named_within_twenty_seconds(site: Site) -> None:
         site.cluster.wait("node1", lambda: site.cluster.node_states() == ["idle", "idle"], 60)
 
 
-def test_a_job_that_a_plain_script_started_is_attached_to_and_dumped(site: Site, tmp_path: Path) -> None:
+async def test_a_job_that_a_plain_script_started_is_watched_and_dumped_and_left_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_CONF", "FTDASH_HOME"):
+        monkeypatch.setenv(name, site.env[name])
     base = site.home.parent / "plain"
     base.mkdir()
     (base / "train.py").write_text(PLAIN_TRAINING)
@@ -134,26 +150,47 @@ def test_a_job_that_a_plain_script_started_is_attached_to_and_dumped(site: Site,
         "srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=node0 MASTER_PORT=29611 "
         f"exec {sys.executable} train.py'\n"
     )
-    job = site.cluster.run(
-        "sbatch", "--parsable", f"--chdir={base}", "--output=out.log", str(script)
-    ).stdout.strip()
+    submit = ["sbatch", "--parsable", f"--chdir={base}", "--output=out.log", "--job-name=[a] job's"]
+    job = site.cluster.run(*submit, str(script)).stdout.strip()
     try:
         site.cluster.wait_job(job, "RUNNING")
-        site.cluster.wait("ranks that log", lambda: "step 3" in _text(base / "out.log"), 90)
-        seen = json.loads(site.ftdash("attach", "--slurm", job, "--once", "--json").stdout)
-        ranks = seen["jobs"][0]["ranks"]
-        assert [(rank["rank"], rank["host"]) for rank in ranks] == [(0, "node0"), (1, "node1")]
-        assert all(rank["memory_used"] > 10_000_000 for rank in ranks)
+        site.cluster.wait("ranks that log", lambda: "'step': 3" in _text(base / "out.log"), 90)
+        seen = json.loads(site.ftdash("attach", "--slurm", job, "--once", "--json").stdout)["jobs"][0]
+        assert [(rank["rank"], rank["host"]) for rank in seen["ranks"]] == [(0, "node0"), (1, "node1")]
+        assert all(rank["memory_used"] > 10_000_000 for rank in seen["ranks"])
+        assert (seen["log"], seen["step"] >= 3, seen["loss"] > 0) == (str(base / "out.log"), True, True)
         site.ftdash("attach", "--slurm", job, "--stacks", str(base / "stacks"))
         verdict = json.loads(site.ftdash("diagnose", "--stacks", str(base / "stacks"), "--json").stdout)
         assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
+
+        with site.start("attach", "--slurm", job, "--json", "--interval", "1") as attached:
+            assert attached.stdout is not None
+            looks = [json.loads(attached.stdout.readline())["jobs"][0] for _ in range(3)]
+            assert looks[-1]["step"] > looks[0]["step"]
+            assert all(rank["cpu"] is not None for rank in looks[-1]["ranks"])
+            run = find_run("last", site.home / "runs")
+            refused = site.ftdash("stop", run.run_id, check=False)
+            assert "somebody else's job, only watched here" in refused.stderr
+            async with cockpit(site.home, pane="monitor", run=run) as (app, pilot):
+                await until(pilot, lambda: {"node0", "node1"} <= set(screen_text(app).split()))
+                state = app.feed.peek()
+                assert state.state == "running"
+                assert all(rank.memory_used > 10_000_000 for rank in state.ranks)
+                assert state.ranks[0].loss > 0
+            site.ftdash("diagnose", run.run_id, "--quick")
+            dumped = {path.name for path in run.path.glob("stacks/*/rank-*.json")}
+            assert dumped == {"rank-0.json", "rank-1.json"}
+            attached.terminate()
+        assert run.read_manifest().reason == "no longer watched; the job goes on"
         assert site.cluster.job_state(job) == "RUNNING"
+        steps = site.cluster.run("squeue", "-s", "-h", "-j", job, "-o", "%i").stdout.split()
+        assert sorted(steps) == [f"{job}.0", f"{job}.batch"]
     finally:
         site.cluster.run("scancel", "--full", job, check=False)
 
 
-@pytest.mark.parametrize("name", ["two words", "quo'te\"s", "$(touch /tmp/ftdash-evil)", "new\nline"])
-def test_a_hostile_name_arrives_as_text(site: Site, name: str) -> None:
+def test_a_hostile_name_arrives_as_text(site: Site) -> None:
+    name = "two words, quo'te\"s, $(touch /tmp/ftdash-evil), `touch /tmp/ftdash-evil`, a new\nline, [/red]"
     run, folder = site.launch("--steps", "100000", "--name", name)
     job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
     try:
@@ -202,7 +239,7 @@ for step in range(100000):
     value = torch.ones(4)
     dist.all_reduce(value)
     if dist.get_rank() == 0:
-        print(f"step {step}", flush=True)
+        print({"loss": 2.0 / (step + 1), "step": step}, flush=True)
     time.sleep(0.2)
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.slurm.submit import job_id
+from ftdash.engine.slurm.submitted import job_id
 from ftdash.tui.panes.queue import QueueScreen
 from tests.slurm.conftest import Site
 from tests.support.operate import press_on, start_and_watch, stop, type_into

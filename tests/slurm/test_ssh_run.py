@@ -53,9 +53,10 @@ class Hosts:
         (self.base / "authorized").chmod(0o600)
         (self.base / "sshd_config").write_text(
             f"Port 2222\nHostKey {self.base}/host_key\nAuthorizedKeysFile {self.base}/authorized\n"
-            "PasswordAuthentication no\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
+            "PasswordAuthentication yes\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
         )
         (self.base / "ssh_config").write_text(
+            "Host locked\n  HostName alpha\n  PubkeyAuthentication no\n"
             f"Host *\n  Port 2222\n  IdentityFile {self.base}/user_key\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.base}/known\n  StrictHostKeyChecking accept-new\n"
         )
@@ -203,11 +204,14 @@ async def test_a_run_is_started_watched_on_both_hosts_and_stopped_with_keys_alon
     assert not procs.pids_of_run(run.path)
 
 
-def test_a_host_that_is_not_there_is_one_line_with_its_name(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nowhere.invalid", "locked"])
+def test_a_host_that_is_not_there_or_asks_for_a_password_is_one_line_with_its_name(
+    name: str, hosts: Hosts, tmp_path: Path
+) -> None:
     file = tmp_path / "hosts"
-    file.write_text("alpha\nnowhere.invalid\n")
+    file.write_text(f"alpha\n{name}\n")
     where = ["--backend", "ssh", "--hosts", str(file), "--device", "cpu", "--json"]
     done = hosts.ftdash(*LAUNCH, *where, check=False)
     assert done.returncode == 2
-    assert "nowhere.invalid" in done.stderr
+    assert name in done.stderr
     assert done.stderr.count("\n") == 1

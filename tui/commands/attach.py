@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import re
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ftdash.engine.slurm.queue import MIN_INTERVAL_S
+from ftdash.monitor.attach.record import Recorder
 from ftdash.monitor.attach.watch import Attached, JobView, RankView, Watcher
 from ftdash.monitor.logs.memory import LoggedMemory
 from ftdash.monitor.logs.progress import ProgressFollower
 from ftdash.monitor.nvml import sample_gpus, sampler
+from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.wording import gib
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.run_json import print_json
 
 FIRST_SPAN_S = 0.3  # between the two looks that rates need
+RECORD_S = 1.0  # as an agent samples
+LAST_RANK_S = 10.0  # without a rank on this node: a launcher may be starting it again
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pid", type=int, action="append", metavar="P", help="only the job of this process")
     parser.add_argument("--slurm", metavar="JOB", help="a Slurm job on all its nodes, through srun --overlap")
     parser.add_argument("--stacks", metavar="DIR", help="with --slurm: write every rank's stack there")
+    parser.add_argument(
+        "--log", type=Path, action="append", default=[], metavar="FILE", help="where the job's output goes"
+    )
     parser.add_argument("--once", action="store_true", help="print what is seen now and end")
     parser.add_argument("--interval", type=float, default=2.0, metavar="SECONDS", help="between looks (2)")
+    parser.add_argument("--runs", metavar="DIR", help="where run directories live ($FTDASH_HOME/runs)")
     parser.add_argument("--json", action="store_true", help="JSON on stdout; one object a look")
+    # what one node of a Slurm job is asked for
+    parser.add_argument("--of-job", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
         return _run_slurm(args)
     if args.stacks is not None:
         raise UserError("--stacks goes with --slurm; on this machine: ftdash diagnose --pid P")
-    watcher = Watcher(args.pid, sample_gpus)
+    watcher = Watcher(args.pid, sample_gpus, slurm_job=args.of_job, logs=args.log)
+    if args.record is not None:
+        return _record(args, watcher)
     watcher.look()
     time.sleep(FIRST_SPAN_S)
     while True:
@@ -54,29 +69,68 @@ def run(args: argparse.Namespace) -> int:
         time.sleep(args.interval)
 
 
+def _record(args: argparse.Namespace, watcher: Watcher) -> int:
+    """On one node of a job: into its run directory, every second, until no rank of it is left here."""
+    _leave_on(signal.SIGTERM)
+    recorder = Recorder(RunDir(args.record))
+    shown, last_seen = 0.0, time.monotonic()
+    while time.monotonic() - last_seen < LAST_RANK_S:
+        seen = watcher.look()
+        recorder.write(seen)
+        now = time.monotonic()
+        if seen.jobs:
+            last_seen = now
+        if args.json and now - shown >= args.interval:
+            shown = now
+            print_json(attached_json(seen))
+        time.sleep(RECORD_S)
+    recorder.close()
+    return 0
+
+
+def _leave_on(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        signal.signal(number, lambda *_: sys.exit(0))
+
+
 def _run_slurm(args: argparse.Namespace) -> int:
-    from ftdash.engine.slurm.attach import dump, look
+    from ftdash.engine.slurm import attach
     from ftdash.engine.slurm.client import SlurmError
 
-    if not args.slurm.isdigit():
+    if not re.fullmatch(r"\d+(_\d+)?", args.slurm):
         raise UserError(f"--slurm {args.slurm}: a job id, as squeue shows it")
     try:
+        job = attach.find(args.slurm)
         if args.stacks is not None:
-            count = dump(args.slurm, Path(args.stacks))
+            count = attach.dump(job.id, Path(args.stacks))
             print(f"stacks of {count} ranks in {args.stacks}; ftdash diagnose --stacks {args.stacks}")
             return 0
-        while True:
-            jobs = look(args.slurm)
-            if args.json:
-                print_json({"t": time.time(), "jobs": jobs})
-            else:
-                print("\n".join(slurm_lines(args.slurm, jobs)), flush=True)
-            if args.once or not jobs:
-                return 0
-            # each look is a job step of its own: seldom enough for the controller
-            time.sleep(max(args.interval, MIN_INTERVAL_S))
-    except SlurmError as error:
+        if args.once:
+            _show_slurm(args, attach.look(job))
+            return 0
+        on_screen = not args.json and sys.stdout.isatty() and sys.stdin.isatty()
+        recording = attach.record(job, root=args.runs, interval_s=args.interval, heard=not on_screen)
+    except (SlurmError, RunError) as error:
         raise UserError(f"--slurm {args.slurm}: {error}") from None
+    _leave_on(signal.SIGTERM, signal.SIGHUP)  # not without ending the watchers
+    try:
+        if on_screen:
+            from ftdash.tui.app import open_app
+
+            return open_app([], run=recording.run, pane="monitor")
+        sys.stderr.write(f"ftdash: watching as {recording.run.run_id}; ftdash diagnose works on it\n")
+        for jobs in recording.looks():
+            _show_slurm(args, jobs)
+        return 0
+    finally:
+        recording.close()
+
+
+def _show_slurm(args: argparse.Namespace, jobs: list[dict[str, Any]]) -> None:
+    if args.json:
+        print_json({"t": time.time(), "jobs": jobs})
+    else:
+        print("\n".join(slurm_lines(args.slurm, jobs)), flush=True)
 
 
 def slurm_lines(job_id: str, jobs: list[dict[str, Any]]) -> list[str]:
@@ -87,15 +141,25 @@ def slurm_lines(job_id: str, jobs: list[dict[str, Any]]) -> list[str]:
     for job in jobs:
         step = f"step {job['step']:,}" if job["step"] is not None else "no step in its log"
         loss = f" · loss {job['loss']:g}" if job["loss"] is not None else ""
-        lines.append(f"job {job_id}: {len(job['ranks'])} of {job['world_size']} ranks · {step}{loss}")
+        log = f" · log {job['log']}" if job["log"] else ""
+        lines.append(f"job {job_id}: {len(job['ranks'])} of {job['world_size']} ranks · {step}{loss}{log}")
         for rank in job["ranks"]:
             cpu = f"{rank['cpu']:.0f}%" if rank["cpu"] is not None else "-"
-            memory = gib(rank["memory_used"]) if rank["memory_used"] is not None else "n/a"
+            util = f"{rank['gpu_util']}%" if rank["gpu_util"] is not None else "n/a"
+            used = gib(rank["memory_used"]) if rank["memory_used"] is not None else "n/a"
+            gpu = f"  GPU {rank['gpu_index']} {used}, {util}" if rank["gpu_index"] is not None else ""
+            rate = _bytes_s(rank["read_bytes_s"], rank["write_bytes_s"])
             lines.append(
                 f"  rank {rank['rank']:>3}  {rank['host']}  pid {rank['pid']}  {rank['state']}  "
-                f"{memory}  CPU {cpu}"
+                f"{gib(rank['rss'])}  CPU {cpu}{gpu}{rate}"
             )
     return lines
+
+
+def _bytes_s(read: float | None, written: float | None) -> str:
+    if read is None or written is None:
+        return ""
+    return f"  reads {read / 1e6:.1f}, writes {written / 1e6:.1f} MB/s"
 
 
 def attached_json(seen: Attached) -> dict[str, Any]:

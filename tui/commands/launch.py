@@ -12,8 +12,7 @@ from typing import TypeVar
 from ftdash.engine.launch.reading import reader_for
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.launch.start import start
-from ftdash.engine.slurm.options import SlurmOptions
-from ftdash.monitor.rundir import RunDir, find_run, home, new_run_id
+from ftdash.monitor.rundir import find_run, home, new_run_id
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, recipe_of
@@ -48,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
     spec = spec_from(args)
     if args.rehearse:
         return _rehearse(spec, as_json=args.json)
+    if spec.backend is Backend.SLURM:
+        _warn(spec)
     try:
         started = start(spec)
     except LaunchError as error:
@@ -61,6 +62,14 @@ def run(args: argparse.Namespace) -> int:
     from ftdash.tui.app import open_app
 
     return open_app([], run=started, pane="monitor")
+
+
+def _warn(spec: LaunchSpec) -> None:
+    """What Slurm would take and the job would die of."""
+    from ftdash.engine.slurm.preflight import job_findings
+
+    for finding in job_findings(spec):
+        sys.stderr.write(f"ftdash: {finding.severity}: {finding.text}; {finding.fix}\n")
 
 
 def _rehearse(spec: LaunchSpec, *, as_json: bool) -> int:
@@ -141,15 +150,9 @@ def _restarted(args: argparse.Namespace) -> LaunchSpec:
     return replace(
         spec,
         env=_switched(args) or spec.env,
-        slurm=_asked_before(args, run, spec.nodes) if spec.backend is Backend.SLURM else None,
-        hosts=hosts_file(args),
+        slurm=slurm_options(args, spec.nodes, spec.slurm) if spec.backend is Backend.SLURM else None,
+        hosts=hosts_file(args) or spec.hosts,
     )
-
-
-def _asked_before(args: argparse.Namespace, run: RunDir, nodes: int) -> SlurmOptions:
-    from ftdash.engine.slurm.submit import stored_options
-
-    return slurm_options(args, nodes, stored_options(run))
 
 
 def _checkpoint(text: str | None) -> Path | None:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from ftdash.engine.launch.again import NewAgents
 from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.reader import RunReader
@@ -52,10 +53,11 @@ def run(args: argparse.Namespace) -> int:
 def follow(run: RunDir, interval_s: float = LINE_S, reader: RunReader | None = None) -> Iterator[RunState]:
     """The run's state at its start, at most once an interval while something moves, and at its end."""
     reader = reader or reader_for(run)
+    agents = NewAgents(run)
     shown: tuple[object, ...] = ()
     shown_at = 0.0
     while True:
-        state = reader.poll()
+        state = agents.look(reader.poll())
         key = (state.state, state.step)
         ended = state.state in FINAL and not reader.behind
         due = key != shown and time.monotonic() - shown_at >= interval_s

@@ -1,0 +1,57 @@
+"""Host memory that a job's nodes would not have is said before the job is submitted."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftdash.engine.plan import Plan
+from ftdash.engine.slurm.defaults import NodeShape
+from ftdash.engine.slurm.options import SlurmOptions
+from ftdash.engine.slurm.preflight import memory_findings
+from ftdash.tui.launching import Wanted
+
+GIB = 2**30
+PLAN = Plan(model="tiny-qwen3", gpus=16, gpus_per_node=8)
+LARGE = NodeShape(nodes=2, cpus=96, memory_mb=200 * 1024, gpus=8)
+SMALL = NodeShape(nodes=2, cpus=96, memory_mb=64 * 1024, gpus=8)
+PER_CPU = NodeShape(nodes=2, cpus=96, memory_mb=200 * 1024, gpus=8, default_mb_per_cpu=4096)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "given"),
+    [
+        (SlurmOptions(memory="64G"), None, "--memory gives 64 GiB"),
+        (SlurmOptions(memory="65536"), LARGE, "--memory gives 64 GiB"),
+        (SlurmOptions(directives=("--mem=0.0625T",)), LARGE, "--memory gives 64 GiB"),
+        (SlurmOptions(partition="p"), SMALL, "a node of p gives 64 GiB"),
+        (SlurmOptions(cpus_per_task=16), PER_CPU, "the partition's default gives 64 GiB"),
+    ],
+)
+def test_a_node_with_too_little_memory_is_named_with_both_figures(
+    options: SlurmOptions, shape: NodeShape | None, given: str
+) -> None:
+    (finding,) = memory_findings(PLAN, 107 * GIB, options, shape)
+    assert given in finding.text
+    assert "8 ranks on a node need 107 GiB" in finding.text
+    if shape is SMALL:
+        assert not finding.change
+        return
+    assert finding.fix == "--memory 107G"
+    mended = Wanted(PLAN).changed(finding.change)
+    assert (mended.slurm.memory, mended.plan) == ("107G", PLAN)
+
+
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        (SlurmOptions(memory="0"), LARGE),  # all that the node has
+        (SlurmOptions(memory="110G"), LARGE),
+        (SlurmOptions(), LARGE),
+        (SlurmOptions(cpus_per_task=32), PER_CPU),
+        (SlurmOptions(), None),
+    ],
+)
+def test_enough_memory_or_an_unknown_limit_is_no_finding(
+    options: SlurmOptions, shape: NodeShape | None
+) -> None:
+    assert list(memory_findings(PLAN, 107 * GIB, options, shape)) == []
