@@ -310,7 +310,7 @@ class Agent:
             if number == signal.SIGHUP:
                 continue  # the terminal is gone; training stays
             if self.detached:
-                # what is left of a run that is over is to write how it ended: a job's end signals its agents too
+                # once all is over, how it ended is still to be written: a job's end signals agents too
                 going_on = self._shell_lives() or self._watch.living()
                 if number in (signal.SIGTERM, signal.SIGINT) and going_on:
                     self._event(
