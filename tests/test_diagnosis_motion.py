@@ -81,6 +81,12 @@ def test_native_frames_in_the_second_dump_are_no_movement() -> None:
             True,
         ),
         ("while not event.is_set():\n    event.wait(1)", 3, True),
+        ("while part := ask():\n    total += max(part)", 2, False),
+        (
+            "while True:\n    try:\n        return ask()\n    except OSError:\n        n += 1\n        sleep(min(9, n))",
+            7,
+            True,
+        ),
         ("for shard in shards:\n    write(shard)\n    time.sleep(1)", 4, False),
     ],
 )

@@ -246,8 +246,8 @@ _POLL_CALLS = frozenset(
     }
     | {"is_set", "is_alive", "done", "empty", "qsize", "exists", "is_file", "is_dir", "isfile", "isdir"}
     | {"stat", "getsize", "listdir", "glob", "strftime", "now", "timedelta"}
-    | {"min", "max", "len", "str", "int", "float", "round", "abs", "uniform", "random", "randint"}
-    | {"error", "exception", "warn", "critical", "log", "getLogger", "flush", "format"}
+    | {"min", "max", "float", "round", "uniform", "random", "randint"}
+    | {"error", "exception", "warn", "critical", "log", "getLogger", "flush"}
 )
 _TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discard"})
 
@@ -286,7 +286,8 @@ def polls(frame: Frame, callee: str = "") -> bool:
     asked = _asked(loop)
     if isinstance(loop, ast.While):
         tested = {node.id for node in ast.walk(loop.test) if isinstance(node, ast.Name)}
-        if tested & _worked_on(loop):
+        taken = _names(loop.test, ast.Store)  # while part := read():
+        if tested & _worked_on(loop) or any(not _only_asked(loop, name) for name in taken):
             return False
     elif not asked:
         return False  # it goes through something
