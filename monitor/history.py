@@ -19,6 +19,7 @@ from ftdash.monitor.experts import ExpertHistory
 from ftdash.monitor.records import RankSample, Step, to_float
 from ftdash.monitor.state import RankPhase, RankState, RunState
 from ftdash.monitor.stragglers import StragglerDetector
+from ftdash.monitor.summary import LeanSample
 
 MEMORY_STEPS = 48
 LOSS_STEPS = 48
@@ -93,7 +94,7 @@ class RunHistory:
             past.memory.append((step.step, step.allocated))
         self.stragglers.add(rank, step.step, step)
 
-    def add_sample(self, sample: RankSample) -> None:
+    def add_sample(self, sample: RankSample | LeanSample) -> None:
         """What an agent saw of a rank's process: on CPU its resident memory is the one to watch."""
         past = self.ranks.get(sample.rank)
         if past is None:

@@ -47,10 +47,15 @@ class Signs(msgspec.Struct, frozen=True, gc=False):
     stall_after_s: float
 
 
-def stall_after_s(rank: RankSummary, phase: str) -> float:
-    """How long this rank may show no progress before it counts as stalled, by its own step times."""
+def stall_after_s(rank: RankSummary, phase: str, beat_age_s: float | None = None) -> float:
+    """How long this rank may show no progress before it counts as stalled, by its own step times.
+
+    Of a rank that showed progress within the floor, the floor: that it has not stalled is known without more.
+    """
     if phase in _PAUSES:
         return PAUSE_S
+    if beat_age_s is not None and beat_age_s <= STALL_FLOOR_S:
+        return STALL_FLOOR_S
     step_s = rank.median_step_s()
     if step_s is None:
         return PAUSE_S  # the first step compiles, allocates and warms up
@@ -79,7 +84,7 @@ def rank_phase(signs: Signs, run: RunPhase) -> RankPhase:
 def is_stalled(living: Sequence[Signs]) -> bool:
     """True when no living rank shows progress: collectives make all ranks wait for the one that hangs."""
     heard = [signs for signs in living if signs.beat_age_s is not None and signs.phase != "end"]
-    if not heard:
+    if not heard or heard[0].beat_age_s <= STOPPED_S:  # type: ignore[operator]
         return False
     if any(signs.process_state == "T" for signs in heard):
         return all(signs.beat_age_s > STOPPED_S for signs in heard)  # type: ignore[operator]
@@ -114,6 +119,8 @@ def run_phase(
     stored = RunPhase(manifest.state)
     if stored in FINAL:
         return Outcome(stored, manifest.reason)
+    if manifest.attached and not agents and processes == 0:
+        return Outcome(RunPhase.STOPPED, "no longer watched")
     if not agents and manifest.agent_pids and processes == 0:
         return _outcome_without_agent(launcher_code)
     unseen = not agents and not manifest.agent_pids

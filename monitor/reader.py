@@ -8,8 +8,10 @@ import re
 import resource
 import time
 from bisect import bisect_right
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from ftdash.monitor import exits, procs
 from ftdash.monitor.alerts import find_alerts
@@ -17,11 +19,11 @@ from ftdash.monitor.beat import Beat, read_beat
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
-from ftdash.monitor.records import RankSample, Step, decode_lines, decoder
+from ftdash.monitor.records import AnyRecord, RankSample, Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
-from ftdash.monitor.snapshot import Surroundings, build_state
+from ftdash.monitor.snapshot import Shown, Surroundings, build_state
 from ftdash.monitor.state import Alert, RunPhase, RunState
-from ftdash.monitor.summary import LeanMeta, Summary, lean_decoder
+from ftdash.monitor.summary import LeanMeta, LeanSample, Summary, lean_decoder, lean_node_decoder
 from ftdash.monitor.tail import CHUNK_BYTES, Tail
 
 RECENT_BYTES = 64 << 10  # the end of a large piece is decoded in full, what is before it only for history
@@ -31,6 +33,12 @@ POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest w
 PROCESS_SCAN_S = 2.0
 ALERT_S_PER_RANK = 1 / 256  # alerts are looked for this often, seconds times ranks
 DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files although an agent hands them on
+# Of more ranks, each poll takes in the samples of a share of the nodes and makes a share of the states anew:
+RANKS_A_TURN = 256
+MOST_TURNS = 4
+TURN_S = 1.0  # between polls; where they are rarer, all have their turn in each
+SAMPLE_BEGINS = b'{"kind":"node"'
+FILES_A_BATCH = 64  # whose few new lines are decoded in one go
 BEATS_A_POLL = 256  # of more files, the others have their turn in the next polls
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
 RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
@@ -47,6 +55,8 @@ class _Followed:
     host: str = ""
     garbage: int = 0
     entered: bool = False
+    place: int = 0  # of a node: its number among the nodes
+    read: float = 0.0  # of a node: when last, monotonic seconds
     history: int = 0
     history_end: int = 0
 
@@ -76,6 +86,10 @@ class RunReader:
         self._processes: int | None = None
         self._processes_looked = 0.0
         self._launcher_code: int | None = None
+        self._polls = 0
+        self._shown = Shown()
+        self._sampled: set[str] = set()  # hosts whose samples the newest poll took in
+        self._attended: Collection[int] = ()
 
     @property
     def behind(self) -> bool:
@@ -84,10 +98,16 @@ class RunReader:
 
     def poll(self, now: float | None = None) -> RunState:
         """The run as it is now. Raises RunError when its manifest could never be read."""
-        manifest = self._read_manifest()
+        before, manifest = self._manifest, self._read_manifest()
         self._find_files()
         self._read_files(time.monotonic() + POLL_BUDGET_S)
+        self._shown.due = self._due_ranks() if manifest is before else None
+        self._polls += 1
         return self._state(manifest, time.time() if now is None else now)
+
+    def attend(self, ranks: Collection[int]) -> None:
+        """Somebody looks at these ranks: of a run of any size, what is said of them is of the newest poll."""
+        self._attended = ranks
 
     def read_whole(self) -> RunState:
         """The run as it is now, its whole history read; the reader is closed after it. Raises RunError."""
@@ -160,29 +180,79 @@ class RunReader:
             if match := RANK_FILE.fullmatch(name):
                 self._files[name] = _Followed(tail, int(match[1]))
             elif match := NODE_FILE.fullmatch(name):
-                self._files[name] = _Followed(tail, None, match[1])
+                self._files[name] = _Followed(tail, None, match[1], place=len(self._files))
+
+    @property
+    def _turns(self) -> int:
+        """In how many polls everything has its turn."""
+        return max(1, min(MOST_TURNS, len(self.summary.ranks) // RANKS_A_TURN))
+
+    def _due_ranks(self) -> Collection[int] | None:
+        """The ranks that are made anew in this poll; None: all of them."""
+        if self._turns == 1:
+            return None
+        due = set(self._attended)
+        for number, rank in self.summary.ranks.items():
+            if rank.sample_host in self._sampled or not (
+                rank.sample_host or (number + self._polls) % self._turns
+            ):
+                due.add(number)
+        return due
+
+    def _has_turn(self, file: _Followed, attended: Collection[str]) -> bool:
+        """Whether a node's samples are taken in now; those of ranks are in every poll."""
+        if file.rank is not None or not file.entered or (file.place + self._polls) % self._turns == 0:
+            return True
+        return file.host in attended or time.monotonic() - file.read > (self._turns + 0.5) * TURN_S
 
     def _read_files(self, deadline: float) -> None:
+        batch: list[tuple[_Followed, bytes]] = []
+        self._sampled.clear()
+        attended = {rank.sample_host for number in self._attended if (rank := self.summary.ranks.get(number))}
+        all_have_turns = self._turns == 1
         for file in self._files.values():
-            known = file.entered
-            if not known:
+            if not (all_have_turns or self._has_turn(file, attended)):
+                continue
+            if file.rank is None:
+                file.read = time.monotonic()
+                self._sampled.add(file.host)
+            if not file.entered:
                 self._enter(file)
-            grew = False
-            while True:
-                if data := file.tail.read():
-                    grew = True
+                self._read_all(file, deadline)
+            elif data := file.tail.read():
+                if file.rank is None:
+                    data = self._newest_sample(file, data)
+                if file.tail.behind:
                     self._feed(file, data)
-                    if time.monotonic() > deadline:
-                        return
-                if not file.tail.behind:
-                    break
-            if known and grew and (node := self.summary.nodes.get(file.host)):
-                node.skew.observe(time.time(), node.last_t)
+                    self._read_all(file, deadline)
+                    self._note_arrival(file)
+                else:
+                    batch.append((file, data))
+                    if len(batch) < FILES_A_BATCH:
+                        continue
+                    self._feed_batch(batch)
+                    batch.clear()
+            elif file.tail.behind:
+                self._read_all(file, deadline)
+            else:
+                continue
+            if time.monotonic() > deadline:
+                break
+        self._feed_batch(batch)
         for file in self._files.values():
             while file.history < file.history_end:
                 self._read_history(file)
                 if time.monotonic() > deadline:
                     return
+
+    def _read_all(self, file: _Followed, deadline: float) -> None:
+        while file.tail.behind and time.monotonic() <= deadline:
+            if data := file.tail.read():
+                self._feed(file, data)
+
+    def _note_arrival(self, file: _Followed) -> None:
+        if file.rank is None and (node := self.summary.nodes.get(file.host)):
+            node.skew.observe(time.time(), node.last_t)
 
     def _enter(self, file: _Followed) -> None:
         """Begin with a large file at its head and near its end, and leave what is between for later."""
@@ -200,23 +270,57 @@ class RunReader:
             file.history_end = file.tail.offset
 
     def _feed(self, file: _Followed, data: bytes) -> None:
+        long = file.rank is not None and len(data) > 2 * RECENT_BYTES
+        if cut := data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if long else 0:
+            self._feed_history(file, data[:cut])
+        records, garbage = decode_lines(decoder, data[cut:])
+        file.garbage += garbage
+        self._take(file, records)
+
+    def _feed_batch(self, batch: Sequence[tuple[_Followed, bytes]]) -> None:
+        """A few lines of each of many files: decoded at once where all of them are records."""
+        try:
+            records = decoder.decode_lines(b"".join([data for _, data in batch]))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            records = []
+        counts = [data.count(b"\n") for _, data in batch]
+        whole = len(records) == sum(counts)
+        start = 0
+        for (file, data), count in zip(batch, counts, strict=True):
+            if whole:
+                self._take(file, records[start : start + count])
+                start += count
+            else:
+                self._feed(file, data)
+            self._note_arrival(file)
+
+    def _newest_sample(self, file: _Followed, data: bytes) -> bytes:
+        """The lines of a node's newest whole sample; of the samples before it little is kept."""
+        newest = data.rfind(SAMPLE_BEGINS)
+        cut = data.rfind(SAMPLE_BEGINS, 0, max(0, newest))
+        if cut >= 0 and data.count(b"\n", newest) >= data.count(b"\n", cut, newest):
+            cut = newest
+        if cut <= 0:
+            return data
+        old, garbage = decode_lines(lean_node_decoder, data[:cut])
+        file.garbage += garbage
+        self.summary.feed_node(file.host, old)
+        for record in old:
+            if type(record) is LeanSample:
+                self.history.add_sample(record)
+        return data[cut:]
+
+    def _take(self, file: _Followed, records: Sequence[AnyRecord]) -> None:
         if file.rank is None:
-            records, garbage = decode_lines(decoder, data)
             self.summary.feed_node(file.host, records)
             for record in records:
                 if type(record) is RankSample:
                     self.history.add_sample(record)
-            file.garbage += garbage
             return
-        cut = data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if len(data) > 2 * RECENT_BYTES else 0
-        if cut:
-            self._feed_history(file, data[:cut])
-        records, garbage = decode_lines(decoder, data[cut:])
         self.summary.feed_rank(file.rank, records)
         for record in records:
             if type(record) is Step:
                 self.history.add_step(file.rank, record)
-        file.garbage += garbage
 
     def _feed_history(self, file: _Followed, data: bytes) -> None:
         assert file.rank is not None
@@ -259,7 +363,7 @@ class RunReader:
         )
         if self._processes == 0 and not agents and not final:
             manifest = self._with_end(manifest)
-        state = build_state(self.run, manifest, self.summary, around)
+        state = build_state(self.run, manifest, self.summary, around, self._shown)
         # Alerts of a thousand ranks cost as much as all the rest, and need not be a second old.
         if abs(now - self._alerts_found) >= len(state.ranks) * ALERT_S_PER_RANK:
             self._alerts_found = now
@@ -354,7 +458,7 @@ class RunReader:
         if left := sum(file.history_end - file.history for file in self._files.values()):
             told.append(f"reading {left >> 20} MiB of history")
         if not final:
-            if self._host in manifest.agent_pids and self._host not in agents:
+            if self._host in manifest.agent_pids and self._host not in agents and self._processes != 0:
                 told.append(
                     f"the agent on {self._host} is gone, training goes on without it: "
                     f"ftdash agent --adopt {manifest.run}"

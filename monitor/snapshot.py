@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
+
+import msgspec
 
 from ftdash.monitor import liveness
 from ftdash.monitor.beat import Beat
@@ -33,15 +36,42 @@ class Surroundings:
     silent: Mapping[str, float] = field(default_factory=dict)  # seconds without a word, by host
 
 
+@dataclass(slots=True)
+class Shown:
+    """What was made of each rank last. Ranks that are not `due` are shown as they were; None: all are due."""
+
+    due: Collection[int] | None = None
+    signs: dict[int, Signs] = field(default_factory=dict)
+    states: dict[int, RankState] = field(default_factory=dict)
+    gpus: dict[str, tuple[float, list[GpuState]]] = field(default_factory=dict)  # by host, with its time
+
+    def is_due(self, rank: int) -> bool:
+        return self.due is None or rank in self.due or rank not in self.states
+
+    def gpus_of(self, node: NodeSummary) -> list[GpuState]:
+        """The node's GPUs; the same objects until its agent reports again."""
+        known = self.gpus.get(node.host)
+        if known is None or known[0] != node.last_t:
+            known = self.gpus[node.host] = (node.last_t, _gpus(node))
+        return known[1]
+
+
 _HANG_CODES = frozenset({HANG_CODE, HANG_OVER_CODE})
 
 
-def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surroundings) -> RunState:
-    """The run as it is now."""
+def build_state(
+    run: RunDir, manifest: Manifest, summary: Summary, around: Surroundings, shown: Shown | None = None
+) -> RunState:
+    """The run as it is now. `shown` is what the last call with it made, and is brought up to date."""
+    shown = Shown() if shown is None else shown
     ranks = [summary.ranks[rank] for rank in sorted(summary.ranks)]
     ended = {end.rank: end.code for end in manifest.exits if end.rank is not None}
     final = RunPhase(manifest.state) in FINAL
-    signs = {rank.rank: _signs(rank, ended, summary.nodes, around) for rank in ranks}
+    due = [rank for rank in ranks if shown.is_due(rank.rank)]
+    signs = shown.signs
+    signs.update((rank.rank, _signs(rank, ended, summary.nodes, around)) for rank in due)
+    if manifest.attached:  # a log tells of steps at intervals of its own: silence there is no sign of a hang
+        signs = {rank: msgspec.structs.replace(seen, beat_age_s=None) for rank, seen in signs.items()}
     outcome = liveness.run_phase(
         manifest,
         list(signs.values()),
@@ -50,18 +80,23 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         launcher_code=around.launcher_code,
         now=around.now,
     )
-    gpus = [gpu for host in sorted(summary.nodes) for gpu in _gpus(summary.nodes[host])]
+    gpus = [gpu for host in sorted(summary.nodes) for gpu in shown.gpus_of(summary.nodes[host])]
     by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
-    states = tuple(
-        _rank_state(rank, signs[rank.rank], outcome.phase, summary.nodes, by_uuid) for rank in ranks
+    # the end of a watch is not that of the ranks
+    phase = RunPhase.RUNNING if manifest.attached and outcome.phase is RunPhase.STOPPED else outcome.phase
+    shown.states.update(
+        (rank.rank, _rank_state(rank, signs[rank.rank], phase, summary.nodes, by_uuid))
+        for rank in (ranks if phase in FINAL else due)
     )
+    states = tuple([shown.states[rank.rank] for rank in ranks])
     step = min((rank.last.step for rank in ranks if rank.last), default=0)
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
     tokens_per_s = _throughput(states, outcome.phase)
     step_s = liveness.typical_step_s(ranks)
     running, stalled = outcome.phase is RunPhase.RUNNING, outcome.phase is RunPhase.STALLED
     points = summary.points()
-    losses = [state.loss for state in states if state.loss is not None and state.step == step]
+    lasts = [to_float(rank.last.loss) for rank in ranks if rank.last and rank.last.step == step]
+    losses = [loss for loss in lasts if loss is not None]
     return RunState(
         run=manifest.run,
         path=str(run.path),
@@ -78,7 +113,7 @@ def build_state(run: RunDir, manifest: Manifest, summary: Summary, around: Surro
         experts=summary.expert_layers(),
         points=points,
         alerts=_silent_nodes(around, states)
-        + _own_alerts(outcome, around.now, states, _timeout_left_s(ranks, signs))
+        + _own_alerts(outcome, around.now, states, ranks, signs)
         + _hang_alerts(summary, outcome),
         notices=around.notices + ((outcome.reason,) if outcome.reason and not (final or stalled) else ()),
         batch=_batch(manifest, ranks),
@@ -103,22 +138,27 @@ def _signs(
     node = nodes.get(rank.sample_host)
     if not gone and sample is not None and node is not None and rank.sample_host in around.agents:
         gone = node.last_t - sample.t > GONE_AFTER_S
-    step = last.step if last is not None else 0
-    last_t = last.t if last is not None else 0.0
+    step, last_t = (last.step, last.t) if last is not None else (0, 0.0)
     if beat_t > last_t:
         last_t = beat_t
     age_s = None
     if last_t > 0:
-        age_s = around.now - last_t - (node.skew.skew_s if node is not None else 0.0)
-    return Signs(
-        beat_age_s=age_s if age_s is None or age_s > 0 else 0.0,
-        phase=phase,
-        step=beat_step if beat_step > step else step,
-        process_state=sample.state if sample and not gone else "",
-        gone=gone,
-        exit_code=code,
-        stall_after_s=liveness.stall_after_s(rank, phase),
+        age_s = max(0.0, around.now - last_t - (node.skew.skew_s if node is not None else 0.0))
+    return Signs(  # by position, as RankState below
+        age_s,
+        phase,
+        beat_step if beat_step > step else step,
+        sample.state if sample and not gone else "",
+        gone,
+        code,
+        liveness.stall_after_s(rank, phase, age_s),
     )
+
+
+_FIGURES = ("step", "epoch", "lr", "step_s", "data_s", "forward_s", "backward_s", "optimizer_s")
+_figures = attrgetter(*_FIGURES)
+_NO_FIGURES = (0, 0.0, None, None, None, None, None, None)
+assert RankState.__struct_fields__[4 : 4 + len(_FIGURES)] == _FIGURES
 
 
 def _rank_state(
@@ -128,50 +168,45 @@ def _rank_state(
     nodes: Mapping[str, NodeSummary],
     gpus: Mapping[str, GpuState],
 ) -> RankState:
+    """By position: a thousand a second are made, and thirty keywords cost six times as much."""
     meta, last, sample = rank.meta, rank.last, rank.sample
-    gpu = None if meta and meta.device.startswith("cpu") else gpus.get(_gpu_uuid(rank))
+    device = meta.device if meta else ""
+    gpu = None if device.startswith("cpu") else gpus.get(_gpu_uuid(rank))
     host = rank.sample_host or (meta.host if meta else "")
-    node = nodes.get(host)
     if gpu is not None:
         memory_used, memory_total = gpu.memory_used, gpu.memory_total
     else:
+        node = nodes.get(host)
         memory_used = sample.rss if sample and sample.rss else None
         memory_total = node.node.memory_total or None if node and node.node else None
-    state = liveness.rank_phase(signs, run)
-    return RankState(
-        rank=rank.rank,
-        host=host,
-        pid=sample.pid if sample else meta.pid if meta else 0,
-        device=meta.device if meta else "",
-        step=last.step if last else 0,
-        epoch=last.epoch if last else 0.0,
-        loss=to_float(last.loss) if last else None,
-        aux_loss=to_float(last.aux_loss) if last else None,
-        lr=last.lr if last else None,
-        grad_norm=to_float(last.grad_norm) if last else None,
-        tokens=rank.tokens,
-        tokens_per_s=rank.tokens_per_s(),
-        step_s=last.step_s if last else None,
-        data_s=last.data_s if last else None,
-        forward_s=last.forward_s if last else None,
-        backward_s=last.backward_s if last else None,
-        optimizer_s=last.optimizer_s if last else None,
-        memory_used=memory_used,
-        memory_total=memory_total,
-        allocated=last.allocated or None if last else None,
-        reserved=last.reserved or None if last else None,
-        peak=last.peak or None if last else None,
-        cpu=sample.cpu if sample and not signs.gone else None,
-        process_state=signs.process_state,
-        heartbeat_age_s=signs.beat_age_s,
-        phase=signs.phase,
-        state=state,
-        descendants=tuple(sample.descendants) if sample and not signs.gone else (),
-        cpus_allowed=sample.cpus_allowed if sample else 0,
-        loader_workers=sample.loader_workers if sample and not signs.gone else 0,
-        omp_threads=sample.omp_threads if sample else 0,
-        gpu=gpu,
-        gpu_unsure=sample.gpu_unsure if sample and gpu and not (meta and meta.device_uuid) else "",
+    there = sample if sample and not signs.gone else None
+    return RankState(  # type: ignore[call-arg]  # mypy counts a tuple of any length as too many
+        rank.rank,
+        host,
+        sample.pid if sample else meta.pid if meta else 0,
+        device,
+        *(_figures(last) if last else _NO_FIGURES),
+        to_float(last.loss) if last else None,
+        to_float(last.aux_loss) if last else None,
+        to_float(last.grad_norm) if last else None,
+        rank.tokens,
+        rank.tokens_per_s(),
+        memory_used,
+        memory_total,
+        last.allocated or None if last else None,
+        last.reserved or None if last else None,
+        last.peak or None if last else None,
+        there.cpu if there else None,
+        signs.process_state,
+        signs.beat_age_s,
+        signs.phase,
+        liveness.rank_phase(signs, run),
+        tuple(there.descendants) if there else (),
+        sample.cpus_allowed if sample else 0,
+        there.loader_workers if there else 0,
+        sample.omp_threads if sample else 0,
+        gpu,
+        sample.gpu_unsure if sample and gpu and not (meta and meta.device_uuid) else "",
     )
 
 
@@ -220,12 +255,12 @@ def _measured(
             found[name] = value
 
     lasts = [rank.last for rank in ranks if rank.last]
-    put("allocated", max((last.peak or last.allocated for last in lasts), default=0))
-    put("reserved", max((last.peak_reserved or last.reserved for last in lasts), default=0))
-    put("device", max((state.gpu.memory_used or 0 for state in states if state.gpu), default=0))
-    put("rss", max((rank.sample.rss for rank in ranks if rank.sample), default=0))
+    put("allocated", max([last.peak or last.allocated for last in lasts], default=0))
+    put("reserved", max([last.peak_reserved or last.reserved for last in lasts], default=0))
+    put("device", max([state.gpu.memory_used or 0 for state in states if state.gpu], default=0))
+    put("rss", max([rank.sample.rss for rank in ranks if rank.sample], default=0))
     put("step_s", step_s)
-    put("data_s", median(last.data_s for last in lasts) if lasts else None)
+    put("data_s", median([last.data_s for last in lasts]) if lasts else None)
     put("tokens_per_s", tokens_per_s)
     put("tokens_per_s_per_gpu", tokens_per_s / len(ranks) if tokens_per_s and ranks else None)
     return found
@@ -279,13 +314,14 @@ def _own_alerts(
     outcome: liveness.Outcome,
     now: float,
     states: tuple[RankState, ...],
-    left: tuple[float, float] | None,
+    summaries: list[RankSummary],
+    signs: Mapping[int, Signs],
 ) -> tuple[Alert, ...]:
     """What follows from the run's state alone: it stalled, or it failed."""
     if outcome.phase is RunPhase.STALLED:
         ranks = tuple(state.rank for state in states if state.process_state == "T")
         who = f"; stopped (state T): rank {', '.join(map(str, ranks))}" if ranks else ""
-        if left is not None:
+        if (left := _timeout_left_s(summaries, signs)) is not None:
             who += f"; {max(0.0, left[0]):.0f} s left of the {left[1]:.0f} s that a collective may take"
         return (Alert("stalled", "error", outcome.reason + who, ranks, now),)
     if outcome.phase is RunPhase.FAILED and outcome.reason:

@@ -47,7 +47,6 @@ class GpuState(msgspec.Struct, frozen=True, gc=False):
     index: int
     uuid: str = ""
     name: str = ""
-    host: str = ""
     state: str = "ok"  # ok, lost, error
     memory_used: int | None = None
     memory_total: int | None = None
@@ -56,7 +55,6 @@ class GpuState(msgspec.Struct, frozen=True, gc=False):
     power_limit_w: float | None = None
     temp_c: int | None = None
     sm_mhz: int | None = None
-    throttle: tuple[str, ...] = ()
     error: str = ""
     memory_reserved: int | None = None
     unified: bool = False  # memory shared with the CPU: no capacity of its own
@@ -70,6 +68,8 @@ class GpuState(msgspec.Struct, frozen=True, gc=False):
     ecc_uncorrected: int | None = None
     remap_pending: bool = False
     remap_failed: bool = False
+    host: str = ""
+    throttle: tuple[str, ...] = ()
     xids: tuple[int, ...] = ()
     unavailable: tuple[str, ...] = ()  # "power: not supported", "processes: no permission"
 
@@ -81,17 +81,17 @@ class RankState(msgspec.Struct, frozen=True, gc=False):
     device: str = ""
     step: int = 0
     epoch: float = 0.0
-    loss: float | None = None
-    aux_loss: float | None = None
     lr: float | None = None
-    grad_norm: float | None = None
-    tokens: int = 0  # loss tokens since the start
-    tokens_per_s: float | None = None
     step_s: float | None = None
     data_s: float | None = None
     forward_s: float | None = None
     backward_s: float | None = None
     optimizer_s: float | None = None
+    loss: float | None = None
+    aux_loss: float | None = None
+    grad_norm: float | None = None
+    tokens: int = 0  # loss tokens since the start
+    tokens_per_s: float | None = None
     memory_used: int | None = None  # NVML on a GPU, RSS on CPU
     memory_total: int | None = None
     allocated: int | None = None

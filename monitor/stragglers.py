@@ -74,9 +74,14 @@ class _Row:
         self.spent = spent
         self.ended = ended
         self.usual = _medians_of_others(spent)
-        self.ratios = [
-            math.log((own + small) / (usual + small)) for own, usual in zip(spent, self.usual, strict=True)
-        ]
+        if len(spent) > MANY_RANKS:
+            scale, log = self.usual[0] + small, math.log
+            self.ratios = [log((own + small) / scale) for own in spent]
+        else:
+            self.ratios = [
+                math.log((own + small) / (usual + small))
+                for own, usual in zip(spent, self.usual, strict=True)
+            ]
         self._usual_ends: list[float] = []
 
     def excess(self, i: int) -> float:
@@ -122,7 +127,7 @@ class _Phase:
 class StragglerDetector:
     """Fed with every step of every rank; keeps 64 steps whatever the run's length.
 
-    A step is judged once all expected ranks have reported it; one that stays incomplete while 64
+    A step is compared once all expected ranks have reported it; one that stays incomplete while 64
     later ones wait is dropped.
     """
 
@@ -137,11 +142,15 @@ class StragglerDetector:
         self._seen: dict[tuple[int, str], int] = {}  # the step at which each was found last
         self._first_step = -1
         self._found: tuple[Straggler, ...] = ()
-        self._judged_step = -1
+        self._compared_step = -1
+        self._judged_step = -1  # of those compared, the newest that was asked about
 
     @property
     def found(self) -> tuple[Straggler, ...]:
         """The stragglers as of the newest step that all ranks reported."""
+        if self._judged_step < self._compared_step and self._steps:
+            self._found = tuple(self._stragglers(self._steps[-1]))
+        self._judged_step = self._compared_step
         return self._found
 
     def expect(self, ranks: Iterable[int]) -> None:
@@ -159,18 +168,19 @@ class StragglerDetector:
         self._seen.clear()
         self._first_step = -1
         self._found = ()
-        self._judge_ready()
+        self._judged_step = self._compared_step
+        self._compare_ready()
 
     def add(self, rank: int, step: int, times: Timed) -> None:
         """One step of one rank. Repeated and older steps are ignored."""
-        if step <= self._judged_step:
+        if step <= self._compared_step:
             return
         reports = self._pending.get(step)
         if reports is None:
             reports = self._pending[step] = {}
         reports[rank] = times
         if len(reports) >= len(self._ranks) or len(self._pending) > PENDING_STEPS:
-            self._judge_ready()
+            self._compare_ready()
 
     def tokens_per_step(self, window: int = WINDOWS[1]) -> dict[int, float]:
         """Mean label tokens a step by rank over the newest steps; empty before there are eight of them."""
@@ -180,7 +190,7 @@ class StragglerDetector:
         sums = map(sum, zip(*newest, strict=True))
         return {rank: tokens / len(newest) for rank, tokens in zip(self._ranks, sums, strict=True)}
 
-    def _judge_ready(self) -> None:
+    def _compare_ready(self) -> None:
         if not self._ranks:
             if len(self._pending) > PENDING_STEPS:
                 del self._pending[min(self._pending)]
@@ -188,14 +198,16 @@ class StragglerDetector:
         while self._pending:
             step = min(self._pending)
             reports = self._pending[step]
-            if len(reports) >= len(self._ranks) and all(rank in reports for rank in self._ranks):
-                self._judge(step, [reports[rank] for rank in self._ranks])
+            times = [times for rank in self._ranks if (times := reports.get(rank)) is not None]
+            if len(times) == len(self._ranks):
+                self._compare(step, times)
             elif len(self._pending) <= PENDING_STEPS:
                 break
             del self._pending[step]
 
-    def _judge(self, step: int, times: list[Timed]) -> None:
-        self._judged_step = step
+    def _compare(self, step: int, times: list[Timed]) -> None:
+        """Take one step of all ranks into the windows."""
+        self._compared_step = step
         if len(times) < 2:
             return
         step_s = median([entry.step_s for entry in times])
@@ -217,7 +229,6 @@ class StragglerDetector:
         for phase, spent in zip(self._phases.values(), columns, strict=True):
             ended = list(map(operator.add, ended, spent))
             phase.add(_Row(spent, ended, small))
-        self._found = tuple(self._stragglers(step))
 
     def _stragglers(self, step: int) -> Iterable[Straggler]:
         slow: dict[int, Straggler] = {}
@@ -238,13 +249,21 @@ class StragglerDetector:
             del self._since[key], self._seen[key]
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
 
+    def _first_over(self, rows: Sequence[_Row], i: int, began: int, ratio: float) -> int:
+        """The step at which it began, `began` from the end at the latest: nobody may have asked for long."""
+        first = len(rows) + began
+        while first > 0 and self._steps[first - 1] > self._judged_step and rows[first - 1].ratios[i] > ratio:
+            first -= 1
+        return self._steps[first]
+
     def _over(
         self, name: str, phase: _Phase, suspects: Sequence[int], needed: float, window: int, step: int
     ) -> Iterable[Straggler]:
         """Suspects that are slow over the window: by the median, and in nearly every step of it."""
         if not suspects:
             return
-        rows = list(phase.rows)[-window:]
+        kept = list(phase.rows)
+        rows = kept[-window:]
         step_s = median(list(self._step_s)[-window:])
         for i in suspects:
             rank = self._ranks[i]
@@ -256,7 +275,9 @@ class StragglerDetector:
             late = median(row.late(i) for row in rows[began:])
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
-            since = self._since.setdefault((rank, name), self._steps[began - window])
+            since = self._since.setdefault(
+                (rank, name), self._first_over(kept, i, began - window, needed / 3)
+            )
             self._seen[rank, name] = step
             slowdown = math.exp(median(over[began:]))
             early = since - self._first_step < WINDOWS[0]

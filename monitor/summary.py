@@ -61,6 +61,24 @@ class LeanEvent(LeanRecord, tag="event"):
     rank: int | None = None
 
 
+class LeanSample(LeanRecord, tag="proc"):
+    """A sample of a rank's process that a newer one has followed: what its past keeps of it."""
+
+    rank: int
+    state: str = ""
+    rss: int = 0
+    beat_step: int = 0
+
+
+class LeanGpu(LeanRecord, tag="gpu"):
+    """Nothing is kept of a GPU's sample that a newer one has followed."""
+
+
+class LeanNode(LeanRecord, tag="node"):
+    """Nor of a node's."""
+
+
+lean_node_decoder = msgspec.json.Decoder(LeanSample | LeanGpu | LeanNode | Event | Exit)
 lean_decoder = msgspec.json.Decoder(LeanStep | LeanExperts | LeanMeta | LeanEvent)
 _counts_decoder = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0)]])
 
@@ -100,9 +118,9 @@ class RankSummary:
         return ordered[len(ordered) // 2] or None if ordered else None
 
     def tokens_per_s(self) -> float | None:
-        """Label tokens per second over the newest 10 steps."""
+        """Label tokens per second over the newest 10 steps; None when nobody counts them."""
         seconds = sum(self._rated_s)
-        return sum(self._rated_tokens) / seconds if seconds > 0 else None
+        return sum(self._rated_tokens) / seconds if seconds > 0 and self.tokens else None
 
 
 @dataclass(slots=True)
@@ -187,7 +205,7 @@ class Summary:
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
                 self._stale_layers.add(layer)
 
-    def feed_node(self, host: str, records: Iterable[Record]) -> None:
+    def feed_node(self, host: str, records: Iterable[msgspec.Struct]) -> None:
         """Records of one node's agent, in order."""
         node = self.nodes.get(host)
         if node is None:
@@ -211,7 +229,8 @@ class Summary:
                     self.rank(record.rank).exit = record
             elif isinstance(record, Event):
                 self.events.append(record)
-            node.last_t = record.t
+            if isinstance(record, Record):
+                node.last_t = record.t
 
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
         """Per layer, the newest counts of every rank added up. The same object until counts change."""

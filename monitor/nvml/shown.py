@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from ftdash.monitor.records import GpuSample
 from ftdash.monitor.state import GpuState
+
+# The fields that are passed on as they are come first in GpuState. By position, because a thousand GPUs a
+# second are made, and thirty keywords cost six times as much.
+_AS_SAMPLED = [
+    name for name in GpuState.__struct_fields__ if name not in ("host", "throttle", "xids", "unavailable")
+]
+_as_sampled = attrgetter(*_AS_SAMPLED)
+assert GpuState.__struct_fields__ == (*_AS_SAMPLED, "host", "throttle", "xids", "unavailable")
 
 
 def gpu_state(sample: GpuSample, host: str = "") -> GpuState:
     """The state of the GPU, or MIG instance, that was sampled on `host`."""
-    return GpuState(
-        index=sample.index,
-        uuid=sample.uuid,
-        name=sample.name,
-        host=host,
-        state=sample.state,
-        memory_used=sample.memory_used,
-        memory_total=sample.memory_total,
-        util=sample.util,
-        power_w=sample.power_w,
-        power_limit_w=sample.power_limit_w,
-        temp_c=sample.temp_c,
-        sm_mhz=sample.sm_mhz,
-        throttle=tuple(sample.throttle),
-        error=sample.error,
-        memory_reserved=sample.memory_reserved,
-        unified=sample.unified,
-        mig_index=sample.mig_index,
-        pcie_gen=sample.pcie_gen,
-        pcie_width=sample.pcie_width,
-        pcie_gen_max=sample.pcie_gen_max,
-        pcie_width_max=sample.pcie_width_max,
-        nvlinks=sample.nvlinks,
-        nvlinks_up=sample.nvlinks_up,
-        ecc_uncorrected=sample.ecc_uncorrected,
-        remap_pending=sample.remap_pending,
-        remap_failed=sample.remap_failed,
-        xids=tuple(sample.xids),
-        unavailable=tuple(f"{field}: {why}" for field, why in sample.unavailable.items())
-        if sample.unavailable
-        else (),
+    why_not = sample.unavailable
+    return GpuState(  # type: ignore[call-arg]  # mypy counts a tuple of any length as too many
+        *_as_sampled(sample),
+        host,
+        tuple(sample.throttle),
+        tuple(sample.xids),
+        tuple(f"{field}: {why}" for field, why in why_not.items()) if why_not else (),
     )
