@@ -193,6 +193,7 @@ def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
     """
     interval_s = max(after.t - before.t, 1e-3)
     main = frames.main_thread(after.threads)
+    awaits = main is not None and "result" in frames.read_thread(main).names
     old = {thread.os_tid: thread for thread in before.threads if thread.os_tid}
     slept = (after.process.proc.sleeps if after.process else 0) - (
         before.process.proc.sleeps if before.process else 0
@@ -204,8 +205,11 @@ def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
         first, second = frames.read_thread(earlier), frames.read_thread(thread)
         if (thread.wanted_s - earlier.wanted_s) / interval_s > _BUSY and not _turns(first, second):
             return True
-        fed = _runs_coroutines(second) or bool(second.names & knowledge.RECEIVES)
-        if fed and thread.sleeps - earlier.sleeps >= _SLEEPS:
+        for_main = (
+            second.own is not None or "_worker" in second.names
+        )  # a pool's; not a reporter's own thread
+        receives = for_main and bool(second.names & knowledge.RECEIVES)
+        if (receives or (awaits and _runs_coroutines(second))) and thread.sleeps - earlier.sleeps >= _SLEEPS:
             return True
         if second.own is None or not _in_a_loop_that_gets_on(second, to_an_end=True):
             continue
