@@ -13,7 +13,6 @@ import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 import msgspec
 
@@ -55,17 +54,17 @@ def links_path() -> Path:
     return home() / "links.json"
 
 
-def measured(gpu: str, link: str) -> LinkRate | None:
-    """What was measured for this GPU and kind of link, or None. Read once a process and home.
+def rates_of(gpu: str) -> tuple[LinkRate, ...]:
+    """All that was measured for this GPU. Read once a process and home.
 
-    The planner asks for every collective of every plan, so that the path, which takes longer than a plan's
-    sums, is not built again.
+    The planner asks for every plan, so that the path, which takes longer than a plan's sums, is not built
+    again.
     """
     where = tuple(map(os.environ.get, ("FTDASH_HOME", "XDG_STATE_HOME", "HOME")))
     path = _paths.get(where)
     if path is None:
         path = _paths[where] = links_path()
-    return next((rate for rate in _stored(path) if (rate.gpu, rate.link) == (gpu, link)), None)
+    return tuple(rate for rate in _stored(path) if rate.gpu == gpu)
 
 
 _paths: dict[tuple[str | None, ...], Path] = {}
@@ -122,6 +121,8 @@ def parse(text: str, gpu: str | None = None) -> LinkRate:
     Bus bandwidth is what each rank of a ring sends a second (nccl-tests, doc/PERFORMANCE.md); units there are
     1e9 bytes. `gpu` names the GPU where the catalogue does not know the product. Raises LinksError.
     """
+    from statistics import median
+
     hosts: list[str] = []
     products: list[str] = []
     rates: list[float] = []

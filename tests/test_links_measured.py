@@ -124,9 +124,8 @@ def test_the_installed_program_is_run_on_all_gpus_and_its_rate_kept(
     program = stand_in(tmp_path, output())
     assert cli.run(["calibrate", "--nccl-tests", program]) == 0
     assert "h100-sxm-80g nvlink: 350.0 GB/s" in capsys.readouterr().out
-    found = links.measured("h100-sxm-80g", "nvlink")
-    assert found is not None
-    assert found.bytes_per_s == 350e9
+    (found,) = links.rates_of("h100-sxm-80g")
+    assert (found.link, found.bytes_per_s) == ("nvlink", 350e9)
 
 
 @pytest.mark.parametrize(
@@ -140,4 +139,4 @@ def test_a_program_that_cannot_measure_is_one_line(
     program = stand_in(tmp_path, output(), code)
     with pytest.raises(cli.UserError, match=words):
         cli.run(["calibrate", "--nccl-tests", program])
-    assert links.measured("h100-sxm-80g", "nvlink") is None
+    assert links.rates_of("h100-sxm-80g") == ()

@@ -29,7 +29,7 @@ class LayerLora(msgspec.Struct, frozen=True):
         return self.attention + self.mlp + self.expert
 
 
-class LoraCount(msgspec.Struct, frozen=True):
+class LoraCount(msgspec.Struct, frozen=True, cache_hash=True):
     """Trainable parameters under LoRA. `layers` runs parallel to the shape's groups."""
 
     layers: tuple[LayerLora, ...]

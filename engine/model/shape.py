@@ -93,7 +93,7 @@ class LayerGroup(msgspec.Struct, frozen=True):
     count: int
 
 
-class ModelShape(msgspec.Struct, frozen=True):
+class ModelShape(msgspec.Struct, frozen=True, cache_hash=True):
     name: str
     model_type: str
     hidden: int

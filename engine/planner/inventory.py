@@ -14,7 +14,6 @@ from ftdash.engine.model.lora import LoraCount
 from ftdash.engine.model.shape import LayerShape, ModelShape, Role
 from ftdash.engine.planner.numerics import Numerics
 from ftdash.engine.planner.setting import Setting
-from ftdash.engine.planner.sums import Same
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -58,17 +57,19 @@ class Stage(msgspec.Struct, frozen=True):
 def stages(s: Setting) -> tuple[Stage, ...]:
     """The first and the last pipeline stage: the only ones that can need most."""
     mesh = s.mesh
-    key = (mesh.tp, mesh.ep, mesh.pp, s.dtypes, s.plan.quantize_experts)
-    return _stages(Same(s.shape), Same(s.lora), *key)
+    return _stages(s.shape, s.lora, mesh.tp, mesh.ep, mesh.pp, s.dtypes, s.plan.quantize_experts)
 
 
 @lru_cache(maxsize=4096)
 def _stages(
-    shape_key: Same, lora_key: Same, tp: int, ep: int, pp: int, dtypes: Numerics, quantize_experts: bool
+    shape: ModelShape,
+    lora: LoraCount | None,
+    tp: int,
+    ep: int,
+    pp: int,
+    dtypes: Numerics,
+    quantize_experts: bool,
 ) -> tuple[Stage, ...]:
-    shape, lora = shape_key.value, lora_key.value
-    assert isinstance(shape, ModelShape)
-    assert lora is None or isinstance(lora, LoraCount)
     blocks = tuple(
         (group.count / pp, group.layer, _unit(group.layer, lora, index, tp, ep, dtypes, quantize_experts))
         for index, group in enumerate(shape.groups)

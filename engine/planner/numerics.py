@@ -38,7 +38,7 @@ QUANT_BYTES = {
 BITSANDBYTES = frozenset({Quant.NF4, Quant.NF4_DQ, Quant.INT8})
 
 
-class Numerics(msgspec.Struct, frozen=True):
+class Numerics(msgspec.Struct, frozen=True, cache_hash=True):
     """Bytes per parameter or per activation element of one plan."""
 
     compute: int  # gathered weights and activations

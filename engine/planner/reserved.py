@@ -30,7 +30,8 @@ FIXED_SEGMENTS = FSDP_FAMILY | UNSHARDED
 def context_bytes(s: Setting) -> int:
     """Bytes that NVML counts and torch does not."""
     mesh = s.mesh
-    groups = sum(degree > 1 for degree in (mesh.replicate, mesh.shard, mesh.cp, mesh.tp, mesh.pp, mesh.ep))
+    groups = (mesh.replicate > 1) + (mesh.shard > 1) + (mesh.cp > 1) + (mesh.tp > 1) + (mesh.pp > 1)
+    groups += mesh.ep > 1
     return CONTEXT_BYTES + (NCCL_FIRST_GROUP_BYTES + (groups - 1) * NCCL_GROUP_BYTES if groups else 0)
 
 

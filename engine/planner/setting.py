@@ -16,6 +16,7 @@ from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import (
     LARGEST_COUNT,
     Attention,
+    Batching,
     ExpertLora,
     Method,
     Offload,
@@ -25,8 +26,9 @@ from ftdash.engine.plan import (
     Precision,
     Strategy,
 )
+from ftdash.engine.planner.batching import Rows, rows_of
 from ftdash.engine.planner.numerics import FSDP_FAMILY, Numerics, numerics, quant_of
-from ftdash.engine.planner.sums import ModelSums, Same, model_sums
+from ftdash.engine.planner.sums import ModelSums, model_sums
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -37,7 +39,9 @@ class Setting(msgspec.Struct, frozen=True):
     gpu: Gpu
     lora: LoraCount | None
     dtypes: Numerics
-    tokens: int  # of one micro-step on one rank
+    tokens: int  # of one micro-step of full rows on one rank
+    rows: Rows  # of the mean micro-step
+    mean_tokens: float  # of it on one rank
     trainable_params: int
     micro_steps: int  # micro-batches of one optimizer step on one rank
     expert_shard: float  # into how many parts the fullest rank's share of the experts is one
@@ -50,7 +54,7 @@ def setting_of(plan: Plan) -> Setting:
     try:
         shape = resolve(plan)
         if plan.untied_head and shape.tied_embeddings:
-            shape = _untied(Same(shape))
+            shape = _untied(shape)
         device = gpu(plan.gpu)
         if plan.pcie is not None:
             device = with_pcie(device, plan.pcie)
@@ -59,7 +63,7 @@ def setting_of(plan: Plan) -> Setting:
         if plan.method is not Method.FULL:
             _check_adapters(plan, shape, sums)
             lora = _lora(
-                Same(shape),
+                shape,
                 plan.lora_rank,
                 tuple(plan.lora_targets),
                 plan.expert_lora,
@@ -73,6 +77,7 @@ def setting_of(plan: Plan) -> Setting:
     _check_choices(plan, mesh)
     _check_units(plan, device)
     expert_shard, expert_padding = _expert_shards(plan, mesh, shape)
+    rows = rows_of(plan)
     in_pipeline = mesh.pp > 1 and plan.micro_batches is not None
     return Setting(
         plan=plan,
@@ -83,6 +88,8 @@ def setting_of(plan: Plan) -> Setting:
         lora=lora,
         dtypes=numerics(plan),
         tokens=plan.micro_batch * plan.seq_len // mesh.cp,
+        rows=rows,
+        mean_tokens=rows.processed / mesh.cp,
         trainable_params=sums.total if lora is None else lora.total,
         micro_steps=plan.micro_batches if in_pipeline and plan.micro_batches else plan.grad_accum,
         expert_shard=expert_shard,
@@ -91,9 +98,7 @@ def setting_of(plan: Plan) -> Setting:
 
 
 @lru_cache(maxsize=256)
-def _untied(tied: Same) -> ModelShape:
-    assert isinstance(tied.value, ModelShape)
-    shape = tied.value
+def _untied(shape: ModelShape) -> ModelShape:
     return replace(shape, tied_embeddings=False, head_params=shape.vocab * shape.hidden)
 
 
@@ -109,17 +114,7 @@ def _expert_shards(plan: Plan, mesh: Mesh, shape: ModelShape) -> tuple[float, fl
     return here / fullest, ranks * fullest / here
 
 
-@lru_cache(maxsize=1024)
-def _lora(
-    shape: Same,
-    rank: int,
-    targets: tuple[str, ...],
-    expert_lora: ExpertLora,
-    modules_to_save: tuple[str, ...],
-    dora: bool,
-) -> LoraCount:
-    assert isinstance(shape.value, ModelShape)
-    return lora_params(shape.value, rank, targets, expert_lora, modules_to_save, dora)
+_lora = lru_cache(maxsize=1024)(lora_params)
 
 
 def _check_adapters(plan: Plan, shape: ModelShape, sums: ModelSums) -> None:
@@ -139,6 +134,10 @@ def _check_counts(plan: Plan) -> None:
         if value is not None and not 1 <= value <= most:
             raise PlanError(f"--{field.replace('_', '-')} {value}: must be a whole number from 1 to {most}")
 
+    if plan.mean_len is not None and plan.mean_len > plan.seq_len:
+        raise PlanError(f"--mean-len {plan.mean_len}: from 1 to --seq-len {plan.seq_len}, as longer is cut")
+    if plan.mean_len is None and plan.batching is not Batching.PACKED:
+        raise PlanError(f"--batching {plan.batching} needs --mean-len, the mean tokens of a sample")
     if not 0.0 <= plan.lora_dropout < 1.0:
         raise PlanError(f"--lora-dropout {plan.lora_dropout}: must be from 0 to below 1")
     if plan.lora_dropout and plan.expert_lora is not ExpertLora.NONE:

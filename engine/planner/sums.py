@@ -9,21 +9,6 @@ import msgspec
 from ftdash.engine.model.shape import ModelShape, Role
 
 
-class Same:
-    """A value as a cache key by identity: hashing a nested shape costs more than planning with it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: object) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and other.value is self.value
-
-
 class ModelSums(msgspec.Struct, frozen=True):
     total: int
     active: int
@@ -39,15 +24,9 @@ class ModelSums(msgspec.Struct, frozen=True):
     routed: tuple[tuple[int, int], ...]  # (layers, top_k) of each MoE group
 
 
-def model_sums(shape: ModelShape) -> ModelSums:
-    """The sums of one model; cached by the shape object itself."""
-    return _model_sums(Same(shape))
-
-
 @lru_cache(maxsize=512)
-def _model_sums(key: Same) -> ModelSums:
-    shape = key.value
-    assert isinstance(shape, ModelShape)
+def model_sums(shape: ModelShape) -> ModelSums:
+    """The sums of one model."""
     experts = 0.0
     narrowest = 10**9
     widths = [0]

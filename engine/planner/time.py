@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ftdash.engine import links
+from ftdash.engine.links import LinkRate, rates_of
 from ftdash.engine.plan import Checkpointing, Method, Offload, PipelineSchedule, Precision
 from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
@@ -27,7 +27,7 @@ def model_flops(params: float, tokens: float) -> float:
 
 def attention_flops(s: Setting, tokens: float) -> float:
     """12·a·d·s a layer and token, forward and backward; half under a causal mask, less inside a window."""
-    length = s.plan.seq_len
+    length = s.rows.attended
     return tokens * sum(
         weight * (min(length, 2 * window) if window else length) for weight, window in s.sums.attention_flops
     )
@@ -147,19 +147,20 @@ def link_kind(flow: Flow) -> str:
     return "nvlink" if name == "nvlink" else "pcie" if name.startswith("pcie") else "network"
 
 
-def flow_seconds(s: Setting, flow: Flow, micro_steps: int) -> float:
-    """Bytes over the link's rate, plus a latency for every call."""
-    rate = flow.link.bytes_per_s * link_efficiency(s, flow)
+def flow_seconds(s: Setting, flow: Flow, micro_steps: int, rates: tuple[LinkRate, ...]) -> float:
+    """Bytes over the link's rate, plus a latency for every call; `rates` are those measured for the GPU."""
+    rate = flow.link.bytes_per_s * link_efficiency(s, flow, rates)
     calls = flow.messages * (micro_steps if flow.per_micro_step else 1)
     return flow.total(micro_steps) / rate + calls * flow.link.latency_s
 
 
-def link_efficiency(s: Setting, flow: Flow) -> float:
+def link_efficiency(s: Setting, flow: Flow, rates: tuple[LinkRate, ...]) -> float:
     """Share of the link's nominal rate that collectives reach: measured by nccl-tests, or else assumed."""
     kind, to_host = link_kind(flow), flow.name.startswith("host")
-    if not to_host and (found := links.measured(s.gpu.name, kind)) is not None:
-        nominal = s.gpu.inter_node_link(s.mesh.ranks_per_node) if kind == "network" else flow.link
-        return found.bytes_per_s / nominal.bytes_per_s
+    for found in () if to_host else rates:
+        if found.link == kind:
+            nominal = s.gpu.inter_node_link(s.mesh.ranks_per_node) if kind == "network" else flow.link
+            return found.bytes_per_s / nominal.bytes_per_s
     if kind == "pcie" and not s.gpu.peer_to_peer and not to_host:
         return LINK_EFFICIENCY[kind] * NO_PEER_FACTOR
     return LINK_EFFICIENCY[kind]
@@ -168,15 +169,16 @@ def link_efficiency(s: Setting, flow: Flow) -> float:
 def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:
     """Traffic by collective with its exposed part, and the time of one optimizer step."""
     m = s.micro_steps
-    compute = compute_seconds(s, s.tokens) * m
+    compute = compute_seconds(s, s.mean_tokens) * m
     idle = bubble(s)
     room = compute  # seconds of compute that each micro-step's communication can hide behind
     room_at_end = compute / m * 2 / 3  # what is sent once a step hides behind the last backward only
     collectives = []
     exposed_total = communication = hidden_total = 0.0
     by_kind: dict[str, float] = {}
+    rates = rates_of(s.gpu.name)
     for flow in flows(s):
-        seconds = flow_seconds(s, flow, m)
+        seconds = flow_seconds(s, flow, m, rates)
         available = min(room, room_at_end) if not flow.per_micro_step else room
         hidden = min(seconds, available) if flow.overlaps else 0.0
         room -= hidden
@@ -192,7 +194,7 @@ def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:
         )
     optimizer = optimizer_seconds(s)
     step = (compute + exposed_total + CONTENTION * hidden_total) / (1 - idle) + optimizer
-    step_tokens = s.plan.micro_batch * s.plan.seq_len * m * s.mesh.data_parallel
+    step_tokens = round(s.rows.processed * m * s.mesh.data_parallel)
     useful = model_flops(matmul_params(s), step_tokens) + attention_flops(s, step_tokens)
     return (
         Traffic(tuple(collectives)),
@@ -202,6 +204,7 @@ def traffic_and_time(s: Setting) -> tuple[Traffic, StepTime]:
             exposed_s=exposed_total,
             step_s=step,
             tokens_per_step=step_tokens,
+            useful_share=s.rows.useful_share,
             tokens_per_s_per_gpu=step_tokens / step / s.mesh.world,
             mfu=useful / step / s.mesh.world / peak_flops(s),
             bubble=idle,
