@@ -61,6 +61,15 @@ class KbitUpcast(StrEnum):
     NONE = "none"
 
 
+class Batching(StrEnum):
+    """How samples shorter than --seq-len become rows."""
+
+    PACKED = "packed"  # several samples a row
+    PADDED = "padded"  # each to --seq-len
+    LONGEST = "longest"  # each to the longest of its micro-batch
+    PADDING_FREE = "padding-free"  # one after the other, --micro-batch of them, no row is filled up
+
+
 class Checkpointing(StrEnum):
     NONE = "none"
     SELECTIVE = "selective"
@@ -132,6 +141,7 @@ LARGEST_COUNT = {
     "micro_batch": 1_000_000,
     "grad_accum": 1_000_000,
     "seq_len": 100_000_000,
+    "mean_len": 100_000_000,
 }
 
 
@@ -176,6 +186,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     micro_batch: int = 1
     grad_accum: int = 1
     seq_len: int = 2048
+    batching: Batching = Batching.PACKED
+    mean_len: int | None = None  # mean tokens of a sample; None: every row is full
     checkpointing: Checkpointing = Checkpointing.FULL
     loss: Loss = Loss.FULL
     attention: Attention = Attention.SDPA

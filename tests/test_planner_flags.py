@@ -65,7 +65,8 @@ def test_every_flag_reaches_its_field() -> None:
             "--replicate 4 --ep 2 "
             "--method qlora --lora-rank 8 --lora-targets q_proj,v_proj --dora --modules-to-save lm_head "
             "--quant nf4 --quantize-experts --quant-storage uint8 --adapter-dtype bf16 --expert-lora scaled "
-            "--micro-batch 2 --grad-accum 3 --seq-len 4096 --checkpointing selective --loss chunked "
+            "--micro-batch 2 --grad-accum 3 --seq-len 4096 --batching longest --mean-len 700 "
+            "--checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
             "--activation-offload --kbit-upcast norms --reentrant "
             "--unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
@@ -94,6 +95,8 @@ def test_every_flag_reaches_its_field() -> None:
             "micro_batch": 2,
             "grad_accum": 3,
             "seq_len": 4096,
+            "batching": "longest",
+            "mean_len": 700,
             "checkpointing": "selective",
             "loss": "chunked",
             "attention": "flash",

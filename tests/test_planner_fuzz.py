@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ftdash.engine.plan import (
     Attention,
+    Batching,
     Checkpointing,
     ExpertLora,
     KbitUpcast,
@@ -60,6 +61,8 @@ PLANS = st.builds(
     micro_batch=POWERS,
     grad_accum=POWERS,
     seq_len=st.sampled_from([128, 2048, 32_768]),
+    batching=st.sampled_from(Batching),
+    mean_len=st.sampled_from([None, 1, 100, 2000]),
     checkpointing=st.sampled_from(Checkpointing),
     loss=st.sampled_from(Loss),
     attention=st.sampled_from(Attention),

@@ -89,8 +89,8 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
         console.print(Text(f"gradients reduced in {found.reduce_dtype}"))
     console.print(
         Text(
-            f"\n{rate(time.tokens_per_s_per_gpu)} tokens/s a GPU, step {time.step_s:.2f} s of "
-            f"{time.tokens_per_step:,} tokens, MFU {time.mfu:.0%}, bubble {time.bubble:.0%}, "
+            f"\n{rate(time.tokens_per_s_per_gpu)} tokens/s a GPU{_useful(found)}, step {time.step_s:.2f} s "
+            f"of {time.tokens_per_step:,} tokens, MFU {time.mfu:.0%}, bubble {time.bubble:.0%}, "
             f"bound by {time.bound_by}"
         )
     )
@@ -99,6 +99,14 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
         console.print(Text(f"not placed: {note}"))
     for advice in found.advice:
         console.print(Text(f"- {advice.code}: {advice.text}"))
+
+
+def _useful(found: Prediction) -> str:
+    """How much of that is data, where samples are shorter than their rows."""
+    if found.plan.mean_len is None:
+        return ""
+    time = found.time
+    return f" processed, {rate(time.useful_tokens_per_s_per_gpu)} of data ({time.useful_share:.0%})"
 
 
 def _host_words(host: HostRam) -> str:

@@ -6,6 +6,7 @@ from ftdash.engine.configs.types import nodes_of
 from ftdash.engine.mesh import Mesh, check_shape
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import (
+    Batching,
     Checkpointing,
     Loss,
     Method,
@@ -131,6 +132,7 @@ def _script_refusal(plan: Plan) -> str | None:
         "--untied-head": plan.untied_head,
         "--wrap-embeddings": plan.wrap_embeddings,
         "--reentrant": plan.reentrant,
+        f"--batching {plan.batching}": plan.batching in (Batching.PADDED, Batching.PADDING_FREE),
         f"--kbit-upcast {plan.kbit_upcast}": plan.kbit_upcast is not None,
         "--whole-graph": plan.whole_graph,
         "--modules-to-save": bool(plan.modules_to_save),

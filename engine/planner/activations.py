@@ -11,6 +11,7 @@ import msgspec
 
 from ftdash.engine.model.shape import LayerShape, Linear, Role
 from ftdash.engine.plan import Attention, Checkpointing, Loss, Precision, Strategy
+from ftdash.engine.planner.batching import needs_mask
 from ftdash.engine.planner.numerics import BITSANDBYTES, quant_of
 from ftdash.engine.planner.setting import Setting
 
@@ -83,6 +84,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.attention,
         p.precision,
         0 if p.attention is Attention.FLASH else p.seq_len,
+        needs_mask(p),
         p.lora_rank,
         p.lora_dropout > 0,
         p.dora,
@@ -190,9 +192,9 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
     if any(x.d_out == q + k + v for x in layer.linears if x.role is Role.ATTENTION):
         # Queries and keys are rotated into new tensors, but the values are a view of the fused projection.
         kept += c * (q + k)
-    if a.window and s.plan.attention is Attention.SDPA:
-        # A sliding window reaches SDPA as a mask: it is kept in the compute dtype, and grouped heads are
-        # repeated, because transformers asks for enable_gqa only without a mask.
+    if (a.window and s.plan.attention is Attention.SDPA) or needs_mask(s.plan):
+        # A sliding window, padding and packed samples reach SDPA as a mask: it is kept in the compute dtype,
+        # and grouped heads are repeated, because transformers asks for enable_gqa only without a mask.
         k, v = q, out
         kept += c * s.plan.seq_len
     return kept + c * (q + k + v + out) + 4 * a.heads

@@ -12,6 +12,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ftdash.engine.plan import (
+    Attention,
+    Batching,
     Checkpointing,
     ExpertLora,
     Loss,
@@ -31,6 +33,7 @@ from ftdash.engine.planner.warnings import gigabytes, warnings
 
 LONG_SEQUENCE = 32_768
 MOST_REMEDIES = 4
+MUCH_PADDING = 0.8  # share of tokens that are data, below which packing is worth a word
 
 
 class Remedy(msgspec.Struct, frozen=True):
@@ -258,6 +261,16 @@ def _for_speed(s: Setting, found: Prediction) -> Iterator[Advice]:
         )
         if hybrid:
             yield hybrid
+    if time.useful_share < MUCH_PADDING and plan.batching is not Batching.PACKED:
+        packed = replace(plan, batching=Batching.PACKED, attention=_varlen(s))
+        advice = _faster(
+            found,
+            "pack-samples",
+            f"{1 - time.useful_share:.0%} of the tokens are padding: pack samples into rows",
+            packed,
+        )
+        if advice:
+            yield advice
     if s.mesh.cp > 1:
         without = replace(plan, cp=1)
         advice = _faster(
@@ -267,6 +280,11 @@ def _for_speed(s: Setting, found: Prediction) -> Iterator[Advice]:
             yield advice
 
 
+def _varlen(s: Setting) -> Attention:
+    """Kernels that keep packed samples apart without a mask, where the GPU has them."""
+    return s.plan.attention if s.gpu.bf16_flops is None else Attention.FLASH
+
+
 def _more_tokens(plan: Plan) -> Plan:
     if plan.grad_accum > 1:
         return replace(plan, micro_batch=plan.micro_batch * 2, grad_accum=max(1, plan.grad_accum // 2))
@@ -274,12 +292,12 @@ def _more_tokens(plan: Plan) -> Plan:
 
 
 def _faster(found: Prediction, code: str, text: str, plan: Plan, least: float = 1.05) -> Advice | None:
-    """The change, where it fits and is planned to be faster by at least that factor."""
+    """The change, where it fits and is planned to be faster by at least that factor, in tokens of data."""
     try:
         s = setting_of(plan)
     except PlanError:
         return None
-    speed = traffic_and_time(s)[1].tokens_per_s_per_gpu / found.time.tokens_per_s_per_gpu
+    speed = traffic_and_time(s)[1].useful_tokens_per_s_per_gpu / found.time.useful_tokens_per_s_per_gpu
     if speed < least:
         return None
     memory = memory_of(s)

@@ -37,7 +37,7 @@ class Bill(msgspec.Struct, frozen=True):
     def of(self, time: StepTime) -> Cost:
         """What it comes to at the planned speed, without what stops, restarts and checkpoints take."""
         gpu_hours = time.gpu_hours(self.tokens)
-        hours = self.tokens / time.tokens_per_step * time.step_s / 3600
+        hours = self.tokens / (time.tokens_per_step * time.useful_share) * time.step_s / 3600
         return Cost(
             self.tokens, hours, gpu_hours, self.price, None if self.price is None else self.price * gpu_hours
         )

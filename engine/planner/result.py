@@ -181,10 +181,15 @@ class StepTime(msgspec.Struct, frozen=True):
     mfu: float
     bubble: float
     bound_by: str  # "compute", "nvlink", "pcie", "network" or "memory"
+    useful_share: float = 1.0  # of the tokens above, those that are no padding
+
+    @property
+    def useful_tokens_per_s_per_gpu(self) -> float:
+        return self.tokens_per_s_per_gpu * self.useful_share
 
     def gpu_hours(self, tokens: float) -> float:
-        """GPU-hours to train on so many tokens, on any number of GPUs of this plan's efficiency."""
-        return tokens / self.tokens_per_s_per_gpu / 3600
+        """GPU-hours to train on so many tokens of data, on any number of GPUs of this plan's efficiency."""
+        return tokens / self.useful_tokens_per_s_per_gpu / 3600
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -215,6 +220,20 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
         from ftdash.engine.planner.setting import setting_of
 
         return advise(setting_of(self.plan), self)
+
+    def _useful(self) -> dict[str, Any]:
+        """What of the tokens is data, where the plan says how long samples are."""
+        time = self.time
+        if self.plan.mean_len is None:
+            return {}
+        return {
+            "tokens": {
+                "processed_per_step": time.tokens_per_step,
+                "useful_per_step": round(time.tokens_per_step * time.useful_share),
+                "useful_share": time.useful_share,
+                "useful_tokens_per_s_per_gpu": time.useful_tokens_per_s_per_gpu,
+            }
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The fixed shape of `ftdash plan --json`, as plain values."""
@@ -267,6 +286,7 @@ class Prediction(msgspec.Struct, frozen=True, dict=True):
                 "bubble": time.bubble,
                 "bound_by": time.bound_by,
             },
+            **self._useful(),
             "verdict": self.verdict.value,
             "advice": [{"code": a.code, "text": a.text, "saves_bytes": a.saves_bytes} for a in self.advice],
         }

@@ -127,7 +127,7 @@ def _tensor_parallel(s: Setting) -> list[Flow]:
     t = s.mesh.tp
     if t == 1:
         return []
-    size = s.tokens * s.shape.hidden * s.dtypes.compute
+    size = s.mean_tokens * s.shape.hidden * s.dtypes.compute
     count = (6 if _recomputes(s) else 4) * _layers_here(s)
     return [Flow("tp_all_reduce", link_between(s, t, 1), count * all_reduce(size, t), 0.0, False, count)]
 
@@ -140,7 +140,7 @@ def _context_parallel(s: Setting) -> list[Flow]:
         return []
     if s.plan.strategy in ULYSSES:
         return _ulysses(s)
-    block = s.tokens * s.sums.kv_width / s.mesh.tp * s.dtypes.compute
+    block = s.mean_tokens * s.sums.kv_width / s.mesh.tp * s.dtypes.compute
     passes = 3 + (1 if _recomputes(s) else 0)
     layers = _layers_here(s)
     return [
@@ -163,7 +163,7 @@ def _ulysses(s: Setting) -> list[Flow]:
     width = s.sums.query_width + s.sums.kv_width * max(1.0, cp / s.sums.kv_heads)
     passes = 3 if _recomputes(s) else 2
     layers = _layers_here(s)
-    sent = passes * gather(s.tokens * width / s.mesh.tp * s.dtypes.compute, cp) * layers
+    sent = passes * gather(s.mean_tokens * width / s.mesh.tp * s.dtypes.compute, cp) * layers
     link = link_between(s, cp, s.mesh.tp)
     return [Flow("cp_all_to_all", link, sent, 0.0, False, 4 * passes * layers)]
 
@@ -175,7 +175,7 @@ def _expert_parallel(s: Setting) -> list[Flow]:
         return []
     total = calls = 0.0
     for layers, top_k in s.sums.routed:
-        size = s.tokens / s.mesh.tp * top_k * s.shape.hidden * s.dtypes.compute
+        size = s.mean_tokens / s.mesh.tp * top_k * s.shape.hidden * s.dtypes.compute
         count = (6 if _recomputes(s) else 4) * layers / s.mesh.pp
         total += count * size * (ep - 1) / ep
         calls += count
@@ -187,7 +187,7 @@ def _pipeline(s: Setting) -> list[Flow]:
     pp = s.mesh.pp
     if pp == 1:
         return []
-    size = s.tokens / s.mesh.tp * s.shape.hidden * s.dtypes.compute
+    size = s.mean_tokens / s.mesh.tp * s.shape.hidden * s.dtypes.compute
     edges = 2 * s.plan.virtual_stages
     inner = s.mesh.world // pp
     return [Flow("pp_point_to_point", link_between(s, pp, inner), edges * size, 0.0, False, edges)]
@@ -208,6 +208,6 @@ def _host(s: Setting, stage: Stage) -> list[Flow]:
     elif plan.offload is Offload.OPTIMIZER:
         found.append(Flow("host_optimizer", pcie, trainable * d.grad, trainable * d.param, False))
     if plan.activation_offload:
-        size = s.tokens / s.mesh.tp * s.shape.hidden * d.stream * _layers_here(s)
+        size = s.mean_tokens / s.mesh.tp * s.shape.hidden * d.stream * _layers_here(s)
         found.append(Flow("host_activations", pcie, 2 * size, 0.0, True))
     return found

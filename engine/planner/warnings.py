@@ -23,7 +23,7 @@ from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
 from ftdash.engine.planner.uncertainty import spread_of
 
-MUCH_HOST_RAM = 128e9  # bytes a node, from which host memory is worth a word: an assumption
+MUCH_HOST_RAM = 256e9  # bytes a node, from which host memory is worth a word: an assumption
 MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
 
 

@@ -148,6 +148,7 @@ def _refuse(plan: Plan) -> None:
         "lora_dropout",
         "untied_head",
         "wrap_embeddings",
+        "mean_len",
         "whole_graph",
     ):
         if getattr(plan, field):

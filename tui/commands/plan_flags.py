@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ftdash.engine.plan import (
     LARGEST_COUNT,
     Attention,
+    Batching,
     Checkpointing,
     ExpertLora,
     KbitUpcast,
@@ -50,6 +51,7 @@ COUNTS = {
     "micro-batch": "sequences per rank and micro-step (default 1)",
     "grad-accum": "micro-steps per optimizer step (default 1)",
     "seq-len": "tokens per sequence (default 2048)",
+    "mean-len": "mean tokens of a sample, where rows are not full",
 }
 LARGEST_NODES = 100_000
 ADAPTER_FLAGS = (
@@ -70,6 +72,7 @@ CHOICES: dict[str, type[StrEnum]] = {
     "quant": Quant,
     "kbit-upcast": KbitUpcast,
     "expert-lora": ExpertLora,
+    "batching": Batching,
     "checkpointing": Checkpointing,
     "loss": Loss,
     "attention": Attention,

@@ -24,7 +24,7 @@ from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import Changed, PlanHandedOver
 from ftdash.tui.panes.base import Pane
-from ftdash.tui.panes.plan_inputs import Control, changed, first_controls, more_controls, shown
+from ftdash.tui.panes.plan_inputs import PRICE, Control, changed, first_controls, more_controls, shown
 from ftdash.tui.widgets.advice import AdviceList
 from ftdash.tui.widgets.choice import Choice, Picker
 from ftdash.tui.widgets.grid import Grid
@@ -106,6 +106,7 @@ class PlanPane(Pane):
         self.trouble = ""
         self.pinned: Prediction | None = None
         self.file = ""
+        self.price = 0.0  # of one GPU-hour; 0: not known
         self._held: int | None = None  # tokens of a step before the GPUs moved
         self._neighbours: Timer | None = None
         self._calibration: Calibration | None = None  # read when the first answers stand
@@ -142,7 +143,7 @@ class PlanPane(Pane):
         except (PlanError, ModelError, HardwareError) as error:
             self.prediction, self.trouble = None, str(error)
         self.query_one(StackedBar).show(self.prediction, self.trouble)
-        self.query_one(SpeedPanel).show(self.prediction, self._gpu())
+        self.query_one(SpeedPanel).show(self.prediction, self._gpu(), self.price)
         self._show_inputs()
         self._show_neighbours_soon()
 
@@ -242,6 +243,10 @@ class PlanPane(Pane):
     @on(Changed)
     def _input_moved(self, event: Changed) -> None:
         event.stop()
+        if event.name == PRICE:
+            self.price = float(event.value)
+            self.query_one(SpeedPanel).show(self.prediction, self._gpu(), self.price)
+            return
         before = self.plan
         try:
             self.plan = changed(self.plan, event.name, event.value)

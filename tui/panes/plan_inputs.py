@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ftdash.engine.plan import (
     Attention,
+    Batching,
     Checkpointing,
     ExpertLora,
     KbitUpcast,
@@ -36,6 +37,8 @@ POWERS = tuple(float(2**n) for n in range(11))
 SEQUENCES = (*(float(n) for power in range(8, 20) for n in (2**power, 2**power * 3 // 2)), float(2**20))
 
 DROPOUTS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
+PRICE = "price"  # of one GPU-hour; it is the pane's, since no run becomes another one by it
+PRICES = (0.0, *(step / 4 for step in range(1, 61)))
 SLOTS = ("3x4", "3x8", "3x16", "4x4", "4x8", "4x16", "5x8", "5x16")
 
 
@@ -106,6 +109,8 @@ def more_controls(plan: Plan) -> list[Control]:
         _yes_no("activation_offload", "Act offload", plan.activation_offload),
         _yes_no("compile", "Compile", plan.compile),
         _yes_no("optimizer_in_backward", "Opt. in bwd", plan.optimizer_in_backward),
+        Picker("batching", "Rows", [kind.value for kind in Batching], plan.batching),
+        Slider("mean_len", "Mean sample", (0.0, *SEQUENCES), plan.mean_len or 0, fmt=_auto),
         Slider("gpus_per_node", "GPUs a node", POWERS[:5], plan.gpus_per_node, fmt=_whole, log=True),
         Slider("replicate", "Replicas", degrees, plan.replicate or 0, fmt=_auto),
         Slider("tp", "Tensor", POWERS[:6], plan.tp, fmt=_whole, log=True),
@@ -141,7 +146,12 @@ def more_controls(plan: Plan) -> list[Control]:
         _yes_no("untied_head", "Untie head", plan.untied_head),
         _yes_no("whole_graph", "Whole graph", plan.whole_graph),
         Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
+        Slider(PRICE, "Price an hour", PRICES, 0.0, fmt=_price),
     ]
+
+
+def _price(value: float) -> str:
+    return f"{value:,.2f}" if value else "not known"
 
 
 def _whole_modules(plan: Plan) -> str:
@@ -158,6 +168,7 @@ _KINDS: dict[str, type[StrEnum]] = {
     "strategy": Strategy,
     "method": Method,
     "expert_lora": ExpertLora,
+    "batching": Batching,
     "checkpointing": Checkpointing,
     "optimizer": Optimizer,
     "precision": Precision,
@@ -180,7 +191,7 @@ _SWITCHES = (
     "untied_head",
     "whole_graph",
 )
-_ZERO_IS_AUTO = ("replicate", "micro_batches")
+_ZERO_IS_AUTO = ("replicate", "micro_batches", "mean_len")
 
 
 def changed(plan: Plan, name: str, value: float | str) -> Plan:
@@ -217,6 +228,8 @@ def shown(plan: Plan, name: str) -> float | str | None:
         return plan.model or plan.config or BY_PARAMETERS
     if name == "params":
         return plan.params
+    if name == PRICE:
+        return None
     value = getattr(plan, name)
     if name == "lora_targets":
         return value[0] if value else "all-linear"

@@ -69,9 +69,11 @@ class SpeedPanel(LineWidget):
         self.border_title = "Is it fast?"
         self.prediction: Prediction | None = None
         self.gpu: Gpu | None = None
+        self.price = 0.0
 
-    def show(self, prediction: Prediction | None, gpu: Gpu | None) -> None:
-        self.prediction, self.gpu = prediction, gpu
+    def show(self, prediction: Prediction | None, gpu: Gpu | None, price: float = 0.0) -> None:
+        """`price` is of one GPU-hour, 0 where it is not known."""
+        self.prediction, self.gpu, self.price = prediction, gpu, price
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:
@@ -85,8 +87,14 @@ class SpeedPanel(LineWidget):
         words = f"step {fmt.seconds(time.step_s)} · MFU {fmt.percent(time.mfu)}"
         if time.bubble > 0.005:
             words += f" · bubble {fmt.percent(time.bubble)}"
+        if prediction.plan.mean_len is not None:
+            words += f" · data {fmt.percent(time.useful_share)} of tokens ~"
         per_billion = time.gpu_hours(1e9) if time.tokens_per_s_per_gpu else None
-        words += f" · {fmt.number(per_billion)} GPU-hours per 1 B tokens"
+        hours = f"{fmt.number(per_billion)} GPU-hours"
+        if self.price and per_billion is not None:
+            words += f" · {per_billion * self.price:,.0f} per 1 B tokens, {hours}"
+        else:
+            words += f" · {hours} per 1 B tokens"
         lines.append(((words, theme.DIM),))
         return lines
 
