@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ftdash.monitor.hostname import node_name
 from ftdash.monitor.records import Experts, Meta, Step
 from ftdash.monitor.rundir import RankExit
 from ftdash.monitor.state import RunPhase
@@ -88,6 +89,8 @@ def test_runs_lists_the_newest_first_and_tells_of_broken_ones(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["--pane", "nowhere"], "--pane takes one of plan, launch, monitor, diagnose"),
+        (["--run"], "--run a run"),
         (["status", "nothing"], "no runs in"),
         (["watch", "--interval", "soon"], "--interval soon"),
         (["stop", "--grace", "-1"], "--grace -1"),
@@ -117,7 +120,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-@pytest.mark.parametrize("command", ["status", "watch", "stop"])
+@pytest.mark.parametrize("command", ["status", "watch", "stop", "diagnose"])
 def test_a_run_of_another_user_is_refused(
     tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -224,3 +227,13 @@ def test_hostile_records_of_a_run_lose_nothing_else(tmp_path, monkeypatch, capsy
 def test_a_list_flag_that_was_not_given_is_no_missing_value(capsys):
     assert guarded(["launch", "--json"]) == 2
     assert "name the model" in capsys.readouterr().err
+
+
+def test_a_run_whose_processes_are_all_gone_is_not_said_to_train_on(tmp_path, capsys):
+    run = make_run(tmp_path, state="running", agent_pids={node_name(): 4_000_000})
+    meta = Meta(t=1, rank=0, local_rank=0, world_size=1, host=node_name(), pid=4_000_001, device="cpu")
+    write(run.rank_file(0), meta)
+    assert guarded(["status", run.run_id, "--runs", str(tmp_path)]) == 0
+    assert "training goes on" not in capsys.readouterr().out
+    assert guarded(["diagnose", run.run_id, "--runs", str(tmp_path), "--quick"]) == 0
+    assert "the run has ended: its processes are gone" in capsys.readouterr().out

@@ -18,14 +18,14 @@ PANE_NAMES = tuple(name.lower() for name in splash.PANES)
 def _arguments(argv: list[str]) -> argparse.Namespace:
     from ftdash.tui.cli import UserError
 
-    parser = argparse.ArgumentParser(prog="ftdash", add_help=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="ftdash", add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--pane", choices=PANE_NAMES)
     parser.add_argument("--run")
     parser.add_argument("--runs")
     parser.add_argument("--debug", action="store_true")
     try:
         arguments, unknown = parser.parse_known_args(argv)
-    except SystemExit:
+    except argparse.ArgumentError:
         raise UserError(
             f"--pane takes one of {', '.join(PANE_NAMES)}; --run a run, --runs a folder"
         ) from None

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ORDER = ("plan", "launch", "monitor", "diagnose")
 PAIRS = {"plan": "launch", "launch": "plan", "monitor": "diagnose", "diagnose": "monitor"}
 WIDE = 170  # columns from which two panes stand side by side
+SHARES = {"plan": 3, "launch": 2, "monitor": 3, "diagnose": 2}  # fifths of the width then
+BARS = 2  # lines above and below the panes
 LIVE_RUNS_LOOKED_AT = 20  # newest runs whose state the tab's badge counts
 HANG_LOOK_S = 2.0  # between looks whether the reader waits for its file system
 LIVE_EVERY_S = 5.0
@@ -138,27 +140,31 @@ class Cockpit(App[None]):
         return tuple(sorted((self.active, PAIRS[self.active]), key=ORDER.index))
 
     async def _show_panes(self) -> None:
-        body, wanted = self.query_one("#body"), self.visible_panes()
+        wanted = self.visible_panes()
+        with self.batch_update():  # nobody sees the one squeezed by the other
+            for name, pane in self.panes.items():
+                pane.display = name in wanted
+            for name in wanted:
+                if name not in self.panes:
+                    await self._mount(name)
         for name in wanted:
-            if name not in self.panes:
-                self.panes[name] = make_pane(name)
-                after = [
-                    other for other in self.panes if other != name and ORDER.index(other) < ORDER.index(name)
-                ]
-                if after:
-                    await body.mount(self.panes[name], after=self.panes[max(after, key=ORDER.index)])
-                else:
-                    await body.mount(self.panes[name], before=0 if body.children else None)
-        for name, pane in self.panes.items():
-            shown = name in wanted
-            if pane.display != shown:
-                pane.display = shown
-            if shown:
-                self.show_newest(pane)
+            self.show_newest(self.panes[name])
         self.query_one(TabBar).show(active=self.active)
         if self.feed is not None:
             self.feed.watch(any(name != "plan" for name in wanted))
         self._focus_active()
+
+    async def _mount(self, name: str) -> None:
+        """Make a pane in its place among the others, laid out for the room that it will have."""
+        body, pane = self.query_one("#body"), make_pane(name)
+        share = SHARES[name] / 5 if self.wide else 1
+        pane.lay_out_for(round(self.size.width * share), self.size.height - BARS)
+        before = [other for other in self.panes if ORDER.index(other) < ORDER.index(name)]
+        self.panes[name] = pane
+        if before:
+            await body.mount(pane, after=self.panes[max(before, key=ORDER.index)])
+        else:
+            await body.mount(pane, before=0 if body.children else None)
 
     def _focus_active(self) -> None:
         pane = self.panes[self.active]

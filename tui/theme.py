@@ -5,12 +5,12 @@ Every state has a symbol and a word besides its colour, so that 16 colours, or n
 
 from __future__ import annotations
 
-import locale
-import os
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.style import Style
+
+from ftdash.tui.splash import wants_ascii
 
 if TYPE_CHECKING:
     from textual.theme import Theme
@@ -123,19 +123,6 @@ ASCII = Glyphs(
     levels=" .:-=+*%#",
     shades=("#", "%", "+", ":", "@", "=", "."),
 )
-
-
-def wants_ascii(environ: dict[str, str] | None = None) -> bool:
-    """True for terminals that draw no box or block characters; FTDASH_ASCII=1 (or 0) decides by hand."""
-    env = os.environ if environ is None else environ
-    if (explicit := env.get("FTDASH_ASCII")) is not None:
-        return explicit not in ("", "0", "no")
-    if env.get("TERM", "") in ("dumb", "linux", "vt100", "vt102", "vt220", "ansi", "cons25"):
-        return True
-    charset = env.get("LC_ALL") or env.get("LC_CTYPE") or env.get("LANG")
-    if charset:
-        return "utf" not in charset.lower() and charset not in ("C", "POSIX")
-    return "utf" not in locale.getpreferredencoding(False).lower()
 
 
 GLYPHS = ASCII if wants_ascii() else UNICODE

@@ -53,6 +53,7 @@ def _gather(args: argparse.Namespace) -> list[Sample]:
         from ftdash.monitor.rundir import find_run
 
         run = find_run(args.run, args.runs)
+        run.check_owner()
         samples = sample_run(run, quick=args.quick, reach=reach_of(run))
     if args.pid:
         from ftdash.monitor.diagnosis.live import sample_processes

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ftdash.tui.cockpit import Cockpit
 
 NARROW = 100  # columns below which a pane stacks its parts
+SLIM = 70  # columns below which it does not put two inputs beside each other
 SHORT = 32  # rows below which a pane leaves its less important parts out
 
 
@@ -27,9 +28,14 @@ class Pane(Container):
     def cockpit(self) -> Cockpit:
         return cast("Cockpit", self.app)
 
+    def lay_out_for(self, width: int, height: int) -> None:
+        """Choose the layout for a place of `width` by `height` cells: before the first paint, too."""
+        self.set_class(width < NARROW, "-narrow")
+        self.set_class(width < SLIM, "-slim")
+        self.set_class(height < SHORT, "-short")
+
     def on_resize(self) -> None:
-        self.set_class(self.size.width < NARROW, "-narrow")
-        self.set_class(self.size.height < SHORT, "-short")
+        self.lay_out_for(*self.size)
         self.fitted()
 
     def fitted(self) -> None:

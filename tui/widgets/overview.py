@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,16 @@ def on_gpu(state: RunState) -> bool:
     return any(rank.gpu is not None or rank.device.startswith("cuda") for rank in state.ranks)
 
 
+def whole_words(parts: Sequence[Part], width: int) -> list[Part]:
+    """The parts from the left that fit whole; what is left out takes the label before it along."""
+    kept = list(parts)
+    while kept and sum(cell_len(text) for text, _ in kept) > width:
+        kept.pop()
+        while kept and kept[-1][0].endswith(" "):
+            kept.pop()
+    return kept
+
+
 class Overview(LineWidget):
     """Two lines at most: what runs, and what a step is made of."""
 
@@ -72,7 +83,10 @@ class Overview(LineWidget):
             return [((f" {theme.GLYPHS.no} ", theme.BAD), (fmt.clean(self.trouble), theme.TEXT))]
         state = self.state
         if state is None:
-            return [((" no run yet: start one on 2 Launch, or choose one with R", theme.DIM),)]
+            return [
+                ((f" {theme.GLYPHS.idle} no run is watched", theme.TEXT),),
+                (("   2 Launch starts one, R chooses one", theme.DIM),),
+            ]
         return [self._first(state, width), self._second(state, width)]
 
     def _first(self, state: RunState, width: int) -> Line:
@@ -102,10 +116,10 @@ class Overview(LineWidget):
                 ("  took ", theme.DIM),
                 (fmt.duration(state.manifest.ended - state.manifest.started), theme.TEXT),
             ]
+        parts = whole_words(parts, width)
         if state.manifest.reason and state.state in (RunPhase.FAILED, RunPhase.STOPPED):
-            parts.append((f"  {fmt.clean(state.manifest.reason)}", style))
-            used = sum(cell_len(text) for text, _ in parts[:-1])
-            parts[-1] = (fmt.fit(parts[-1][0], max(0, width - used)), style)
+            room = width - sum(cell_len(text) for text, _ in parts)
+            parts.append((fmt.fit(f"  {fmt.clean(state.manifest.reason)}", max(0, room)), style))
         return tuple(parts)
 
     def _second(self, state: RunState, width: int) -> Line:
@@ -122,9 +136,7 @@ class Overview(LineWidget):
         if isinstance(strategy, str):
             words = f"{strategy} {theme.GLYPHS.times} {state.manifest.world_size}  {method or ''}"
             parts += [("  ", theme.DIM), (fmt.clean(words), theme.DIM)]
-        while sum(cell_len(text) for text, _ in parts) > width:
-            parts.pop()  # whole words or none
-        return tuple(parts)
+        return tuple(whole_words(parts, width))
 
     @staticmethod
     def _against_plan(state: RunState) -> list[Part]:

@@ -1,0 +1,66 @@
+"""Windows above the panes show what the pane means, at the size of a small terminal too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from msgspec import structs
+
+from ftdash.monitor.state import Alert
+from ftdash.tui.panes.config import ConfigScreen
+from ftdash.tui.panes.launch import DIFF, LaunchPane
+from ftdash.tui.panes.rank import RankFigures
+from ftdash.tui.widgets.alerts import AlertList
+from ftdash.tui.widgets.choice import Choice
+from ftdash.tui.widgets.lines import plain
+from tests.support import screens
+from tests.support.screens import cockpit, screen_text, until
+
+SMALL = (80, 24)
+
+
+async def test_the_config_of_launch_holds_what_was_chosen_there(tmp_path: Path) -> None:
+    async with cockpit(tmp_path, pane="launch", size=(120, 40)) as (app, pilot):
+        steps = app.query_one(LaunchPane).wanted.steps
+        await pilot.press("c")
+        await pilot.pause()
+        assert isinstance(app.screen, ConfigScreen)
+        assert f"--steps {steps} " in " ".join(screen_text(app).split())
+
+
+async def test_a_small_terminal_shows_the_diff_in_a_window(tmp_path: Path) -> None:
+    async with cockpit(tmp_path, pane="launch", size=SMALL) as (app, pilot):
+        await pilot.press("v")
+        await until(pilot, lambda: isinstance(app.screen, ConfigScreen))
+        assert DIFF in screen_text(app)
+
+
+async def test_a_long_alert_is_read_whole_in_a_narrow_list(tmp_path: Path) -> None:
+    words = "rank 3 runs at 1,240 tokens/s where its peers run at 2,140: power cap of its GPU, on gpu-000"
+    state = replace(screens.run_state(4), alerts=(Alert("slow", "warning", words, (3,), 5.0),))
+    async with cockpit(tmp_path, pane="monitor", size=(120, 40), state=state) as (app, pilot):
+        await pilot.pause()
+        rows = app.query_one(AlertList).items
+        assert len(rows) > 1
+        assert " ".join(line for _, _, line in rows) == words
+        shown = " ".join(line[-42:].strip("│ ") for line in screen_text(app).splitlines())
+        assert "its GPU, on gpu-000" in shown
+
+
+def test_a_rank_on_the_cpu_has_no_row_of_middle_dots() -> None:
+    rank = structs.replace(screens.rank_state(0, on_gpu=False), aux_loss=None)
+    lines = plain(RankFigures(rank).draw(110, 0)).splitlines()
+    assert not any("· ·" in line for line in lines)
+    assert lines[-1].startswith("step time")
+    assert "optimizer" in lines[-1]
+
+
+def test_options_stand_closer_before_one_is_cut() -> None:
+    options = [(name, name) for name in ("ddp", "z1", "z2", "z3", "fsdp", "hsdp")]
+    choice = Choice("strategy", "Stage", options, "fsdp")
+    assert plain(choice.draw(60, 1)).split() == ["Stage", "ddp", "z1", "z2", "z3", "[fsdp]", "hsdp"]
+    assert plain(choice.draw(38, 1)).split() == ["Stage", "ddp", "z1", "z2", "z3", "[fsdp]", "hsdp"]
+    cut = plain(choice.draw(30, 1))
+    assert "[fsdp]" in cut
+    assert cut.endswith("…")
