@@ -57,6 +57,25 @@ def test_every_control_shows_its_field_and_sets_it(make: object) -> None:
             assert changed(plan, name, value) == plan
 
 
+async def test_a_price_shows_what_a_billion_tokens_cost(tmp_path: Path) -> None:
+    async with cockpit(tmp_path, pane="plan") as (app, pilot):
+        pane = pane_of(app)
+        before = pane.plan
+        await until(pilot, lambda: bool(app.query("#in-price")))
+        app.query_one("#in-price").focus()
+        await pilot.press("right", "right")
+        await pilot.pause()
+        assert pane.price == 0.5
+        assert pane.plan == before
+        app.query_one("#in-lora-dropout").focus()
+        await pilot.press("right", "right")
+        await pilot.pause()
+        assert pane.plan.lora_dropout == 0.05
+        assert pane.prediction is not None
+        cost = 0.5 * pane.prediction.time.gpu_hours(1e9)
+        assert f"{cost:,.0f} per 1 B tokens" in screen_text(app)
+
+
 async def test_an_impossible_plan_says_why_in_the_answers_place(tmp_path: Path) -> None:
     async with cockpit(tmp_path, pane="plan") as (app, pilot):
         pane = pane_of(app)
@@ -130,7 +149,7 @@ async def test_a_tall_screen_shows_every_input(tmp_path: Path, size: tuple[int, 
     async with cockpit(tmp_path, pane="plan", size=size) as (app, pilot):
         await until(pilot, lambda: bool(app.query("#in-pcie")))
         names = {control.name for control in pane_of(app).query(".control")}
-        assert names == set(Plan.__struct_fields__) - {"config"}
+        assert names == set(Plan.__struct_fields__) - {"config"} | {"price"}
 
 
 async def test_two_plans_are_compared_side_by_side(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def more_controls(plan: Plan) -> list[Control]:
             [(name, name) for name in ("all-linear", "attention", "attention+mlp")],
             plan.lora_targets[0] if plan.lora_targets else "all-linear",
         ),
-        Slider("lora_dropout", "Dropout", DROPOUTS, plan.lora_dropout, fmt=fmt.percent),
+        Slider("lora_dropout", "Dropout", DROPOUTS, plan.lora_dropout, fmt=fmt.percent, whole=False),
         _yes_no("dora", "DoRA", plan.dora),
         Choice("modules_to_save", "Train whole", _options(WholeModules), _whole_modules(plan)),
         Picker("quant", "Quantised", (AUTO, *(kind.value for kind in Quant)), plan.quant or AUTO),
@@ -146,12 +146,12 @@ def more_controls(plan: Plan) -> list[Control]:
         _yes_no("untied_head", "Untie head", plan.untied_head),
         _yes_no("whole_graph", "Whole graph", plan.whole_graph),
         Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
-        Slider(PRICE, "Price an hour", PRICES, 0.0, fmt=_price),
+        Slider(PRICE, "GPU-hour at", PRICES, 0.0, fmt=_price, whole=False),
     ]
 
 
 def _price(value: float) -> str:
-    return f"{value:,.2f}" if value else "not known"
+    return f"{value:,.2f}" if value else "unknown"
 
 
 def _whole_modules(plan: Plan) -> str:
