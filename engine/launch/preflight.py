@@ -26,11 +26,11 @@ SAVES = 5  # checkpoints that a long run is offered
 
 def preflight(spec: LaunchSpec) -> list[Finding]:
     """Findings of the launch itself; those of its plan and files are the checks' own."""
+    job = _job(spec) if spec.backend is Backend.SLURM else ()
     if spec.command:
-        return list(_command(spec))
+        return [*_command(spec), *job]
     if spec.plan is None or refusal(spec.plan):
         return []
-    job = _job(spec) if spec.backend is Backend.SLURM else ()
     return [*_places(spec, spec.plan), *_memory(spec, spec.plan), *job, *_saving(spec, spec.plan)]
 
 

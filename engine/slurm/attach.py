@@ -28,10 +28,13 @@ LOG = "attach.log"  # below logs/: what the nodes' watchers say of themselves
 
 def find(text: str) -> Job:
     """The job that a person names, by number or as a task of a job array (7_3). Raises SlurmError."""
-    job = client.job(text)
-    if job is None:
+    found = client.tasks(text)
+    if not found:
         raise SlurmError(f"Slurm knows no job {text}")
-    return job
+    running = [job for job in found if job.state == "RUNNING"]
+    if len(running) > 1:
+        raise SlurmError(f"a job array: name one of {', '.join(job.shown_id for job in running)}")
+    return (running or found)[0]
 
 
 def look(job: Job) -> list[dict[str, Any]]:

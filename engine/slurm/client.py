@@ -286,6 +286,7 @@ def job_from_scontrol(record: dict[str, str]) -> Job:
         exit_code=_exit_pair(record.get("ExitCode", "0:0")),
         restarts=int(record.get("Restarts", "0") or 0),
         output=record.get("StdOut", ""),
+        shown_id="_".join(filter(None, (record.get("ArrayJobId"), record.get("ArrayTaskId")))),
     )
 
 
@@ -307,13 +308,19 @@ def _time(text: str) -> int:
 
 def job(job_id: str, timeout_s: float = TIMEOUT_S) -> Job | None:
     """One job by id, as accounting knows it when the controller no longer does; None when nobody does."""
+    return next(iter(tasks(job_id, timeout_s)), None)
+
+
+def tasks(job_id: str, timeout_s: float = TIMEOUT_S) -> list[Job]:
+    """A job by id, or a job array's tasks; empty when neither the controller nor accounting knows it."""
     try:
         records = parse_scontrol(call("scontrol", "show", "job", "-d", "-o", job_id, timeout_s=timeout_s))
     except SlurmError as error:
-        if "Invalid job id" in str(error):
-            return _accounted(job_id, timeout_s)
-        raise
-    return job_from_scontrol(records[0]) if records else None
+        if "Invalid job id" not in str(error):
+            raise
+        accounted = _accounted(job_id, timeout_s)
+        return [accounted] if accounted is not None else []
+    return [job_from_scontrol(record) for record in records]
 
 
 ACCOUNTED = ("JobID", "State", "ExitCode", "NodeList", "Start", "End")  # what jobcomp/filetxt knows too

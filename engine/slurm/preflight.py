@@ -1,4 +1,4 @@
-"""What speaks against a job before Slurm is asked for it: the host memory that its nodes would have."""
+"""What speaks against a job before Slurm is asked for it: too few nodes, too little host memory on them."""
 
 from __future__ import annotations
 
@@ -21,24 +21,36 @@ GIB = 2**30
 
 
 def job_findings(spec: LaunchSpec) -> Iterator[Finding]:
-    """Of a plan under Slurm. Asks sinfo, whose last answer is used for a while; a site that does not answer
+    """Of a run under Slurm. Asks sinfo, whose last answer is used for a while; a site that does not answer
     finds nothing here, and says so when the job is submitted."""
-    from ftdash.engine.planner import evaluate
-
-    if spec.plan is None:
-        return
     options = spec.slurm or SlurmOptions()
-    try:
-        plan = spec_plan(spec.plan, max(options.nodes, spec.nodes))
-        needed = evaluate(plan).memory.host_ram_per_node
-    except (LaunchError, PlanError, ModelError, HardwareError):
-        return
+    nodes = max(options.nodes, spec.nodes)
     try:
         shape = known_site().shape(options.partition)
     except SlurmError:
         shape = None
-    options = with_defaults(options, plan.gpus_per_node, shape)
-    yield from memory_findings(plan, needed, options, shape)
+    if shape is not None and nodes > shape.nodes:
+        yield warning(
+            "job-nodes",
+            "nodes",
+            f"{nodes} nodes, and {options.partition or 'the default partition'} has {shape.nodes}: "
+            "such a job is refused, or waits for ever",
+            f"--nodes {shape.nodes}",
+            (("nodes", shape.nodes),),
+        )
+    if spec.plan is not None:
+        yield from _memory(spec.plan, nodes, options, shape)
+
+
+def _memory(plan: Plan, nodes: int, options: SlurmOptions, shape: NodeShape | None) -> Iterator[Finding]:
+    from ftdash.engine.planner import evaluate
+
+    try:
+        plan = spec_plan(plan, nodes)
+        needed = evaluate(plan).memory.host_ram_per_node
+    except (LaunchError, PlanError, ModelError, HardwareError):
+        return
+    yield from memory_findings(plan, needed, with_defaults(options, plan.gpus_per_node, shape), shape)
 
 
 def memory_findings(

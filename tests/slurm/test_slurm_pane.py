@@ -12,7 +12,7 @@ import pytest
 from ftdash.engine.slurm.submitted import job_id
 from ftdash.tui.panes.queue import QueueScreen
 from tests.slurm.conftest import Site
-from tests.support.operate import press_on, start_and_watch, stop, type_into
+from tests.support.operate import go_on, press_on, start_and_watch, stop, type_into
 from tests.support.screens import cockpit, screen_text, until
 
 pytestmark = [
@@ -65,7 +65,10 @@ async def test_a_job_is_submitted_watched_on_both_nodes_and_cancelled_with_keys_
             await until(pilot, lambda: app.feed.peek().step > step, 60)
         finally:
             os.kill(controller, signal.SIGCONT)
-        await stop(app, pilot)
+        await stop(app, pilot, "save")
+        await go_on(app, pilot)
+        await until(pilot, lambda: "submit to Slurm: 2 ranks" in screen_text(app))
+        await until(pilot, lambda: "#SBATCH --partition=main" in screen_text(app))
     ended = ("CANCELLED", "FAILED", "COMPLETED")  # whoever came first: the agents or scancel
     site.cluster.wait("the job's end", lambda: site.cluster.job_state(job) in ended, 60)
     assert json.loads(Path(run.manifest_path).read_text())["state"] == "stopped"

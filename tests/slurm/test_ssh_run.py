@@ -18,7 +18,7 @@ import pytest
 
 from ftdash.monitor import procs
 from tests.support.namespaces import Namespaces, allowed
-from tests.support.operate import press_on, start_and_watch, stop, type_into
+from tests.support.operate import go_on, press_on, start_and_watch, stop, type_into
 from tests.support.screens import cockpit, screen_text, until
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
@@ -187,7 +187,7 @@ def test_a_killed_agent_ends_no_training_and_its_host_is_reached_through_ssh(hos
     assert not procs.pids_of_run(folder)
 
 
-async def test_a_run_is_started_watched_on_both_hosts_and_stopped_with_keys_alone(
+async def test_a_run_is_started_watched_on_both_hosts_saved_and_gone_on_with_keys_alone(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PATH", "FTDASH_HOME"):
@@ -198,10 +198,18 @@ async def test_a_run_is_started_watched_on_both_hosts_and_stopped_with_keys_alon
         await type_into(app, pilot, "hosts", str(hosts.base / "hosts"))
         await until(pilot, lambda: "start over ssh: 2 ranks" in screen_text(app))
         await start_and_watch(app, pilot, HOSTS)
+        first = app.feed.run
+        await stop(app, pilot, "save")
+        assert not procs.pids_of_run(first.path)
+        await type_into(app, pilot, "hosts", "-of-before")  # the hosts of the run take its place
+        saved = await go_on(app, pilot)
+        await start_and_watch(app, pilot, HOSTS)
         run = app.feed.run
         await stop(app, pilot)
     assert run.read_manifest().state == "stopped"
     assert not procs.pids_of_run(run.path)
+    head = (run.telemetry / "rank-0.jsonl").read_text().splitlines()
+    assert next(r["step"] for line in head if (r := json.loads(line))["kind"] == "step") == saved + 1
 
 
 @pytest.mark.parametrize("name", ["nowhere.invalid", "locked"])

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from textual.pilot import Pilot
 
+from ftdash.monitor.liveness import FINAL
 from ftdash.tui.cockpit import Cockpit
+from ftdash.tui.panes.launch import LaunchPane
 from tests.support.screens import screen_text, until
 
 
@@ -38,9 +42,19 @@ async def start_and_watch(app: Cockpit, pilot: Pilot[None], hosts: list[str], wa
     await until(pilot, lambda: all(host in screen_text(app) for host in hosts), wait_s)
 
 
-async def stop(app: Cockpit, pilot: Pilot[None]) -> None:
-    """Key k, the word it asks for, and the notice that nothing is left."""
+async def stop(app: Cockpit, pilot: Pilot[None], word: str = "stop") -> None:
+    """Key k, the word it asks for (stop or save), and the notice that nothing is left."""
     await pilot.press("2", "k")
     await until(pilot, lambda: bool(app.screen.query("Prompt Input")))
-    await pilot.press(*"stop", "enter")
+    await pilot.press(*word, "enter")
     await until(pilot, lambda: "is stopped, no process is left" in screen_text(app), 90)
+
+
+async def go_on(app: Cockpit, pilot: Pilot[None]) -> int:
+    """Key x on a run that has ended; the step of the checkpoint that the next start goes on from."""
+    await until(pilot, lambda: app.feed is not None and app.feed.peek().state in FINAL, 30)
+    await pilot.press("2", "x")
+    pane = app.query_one(LaunchPane)
+    await until(pilot, lambda: bool(pane.wanted.resume))
+    await until(pilot, lambda: f"from {Path(pane.wanted.resume).name}" in screen_text(app))
+    return int(pane.wanted.resume.rpartition("-")[2])
