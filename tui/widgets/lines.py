@@ -16,7 +16,11 @@ Line = tuple[Part, ...]
 
 
 def to_strip(line: Sequence[Part], width: int, base: Style) -> Strip:
-    """A line as exactly `width` cells on the widget's own background."""
+    """A line as exactly `width` cells on the widget's own background.
+
+    `base` is the widget's `visual_style.rich_style`, which is remembered until a style changes: `rich_style`
+    alone asks every ancestor again, for each line.
+    """
     strip = Strip([Segment(text, style) for text, style in line if text])
     return strip.adjust_cell_length(width).apply_style(base)
 
@@ -74,7 +78,7 @@ class LineWidget(PlainTitles, Widget):
         if self._drawn_for != (self.size.width, self.size.height):
             self._compute()
         line = self._lines[y] if y < len(self._lines) else ()
-        return to_strip(line, self.size.width, self.rich_style)
+        return to_strip(line, self.size.width, self.visual_style.rich_style)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()

@@ -160,9 +160,9 @@ class LogView(PlainTitles, ScrollView, can_focus=True):
         row = y + round(self.scroll_y)
         if not 0 <= row < self.line_count():
             empty = ((" nothing written yet", theme.DIM),) if y == 0 and not self.line_count() else ()
-            return to_strip(empty, self.size.width, self.rich_style)
+            return to_strip(empty, self.size.width, self.visual_style.rich_style)
         number = row if self.filter.passes_all else self.filter.lines[row]
-        return to_strip(self._line(self._text(number)), self.size.width, self.rich_style)
+        return to_strip(self._line(self._text(number)), self.size.width, self.visual_style.rich_style)
 
     def _line(self, text: str) -> Line:
         origin, rest = Demultiplexer().origin(text)
