@@ -62,6 +62,7 @@ class Gpu(msgspec.Struct, frozen=True):
     source: str
     bridge_bytes_per_s: float = 0.0  # of an NVLink bridge between two cards, which few machines have
     peer_to_peer: bool = True  # over PCIe; GeForce drivers have none, so that all goes through host memory
+    unified: bool = False  # memory shared with the CPU: offload frees none of it
     socket_gpus: int = 0  # GPUs on one CPU socket of this machine; 0: not known
     nics: int | None = None  # RDMA adapters of this machine; None: not known
 
@@ -116,6 +117,7 @@ class _GpuRow(msgspec.Struct, frozen=True):
     tf32_flops: float | None = None
     bridge_bytes_per_s: float = 0.0
     peer_to_peer: bool = True
+    unified: bool = False
 
 
 class _Catalogue(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -31,7 +33,8 @@ def local_gpu(names: tuple[str, ...]) -> Gpu:
         found = min(
             (_read_device(pynvml, handle, names) for handle in handles), key=lambda found: found.memory_bytes
         )
-        topology = read_topology() if len(handles) > 1 else None
+        instances = found.source.startswith(INSTANCE)
+        topology = read_topology() if len(handles) > 1 and not instances else None
         return joined(found, topology) if topology is not None else found
     except pynvml.NVMLError as error:
         raise HardwareError(f"--gpu local: NVML failed: {error}; name one: {', '.join(names)}") from None
@@ -39,13 +42,84 @@ def local_gpu(names: tuple[str, ...]) -> Gpu:
         pynvml.nvmlShutdown()
 
 
-def _read_device(pynvml: ModuleType, handle: Any, names: tuple[str, ...]) -> Gpu:
-    product = pynvml.nvmlDeviceGetName(handle)
+INSTANCE = "NVML: MIG instance "
+_PROFILE = re.compile(r"\b(\d)g\.\d+gb")  # such as 3g.40gb: three of seven compute slices
+COMPUTE_SLICES = 7  # of every GPU that splits (NVIDIA Multi-Instance GPU user guide, "Partitioning")
+
+
+def _smallest_instance(pynvml: ModuleType, handle: Any, whole: Gpu) -> Gpu | None:
+    """The smallest MIG instance of a GPU as a GPU of its own; None where it is not split.
+
+    Compute goes by its slices, bandwidth by its memory; instances reach each other neither over NVLink nor
+    peer to peer (NVIDIA Multi-Instance GPU user guide, "Application Considerations"). Raises HardwareError
+    for a GPU that is split and has no instance yet.
+    """
+    try:
+        if not pynvml.nvmlDeviceGetMigMode(handle)[0]:
+            return None
+        places = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:  # no MIG in this GPU or driver
+        return None
+    found = []
+    for place in range(places):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+            name, size = pynvml.nvmlDeviceGetName(instance), pynvml.nvmlDeviceGetMemoryInfo(instance).total
+        except pynvml.NVMLError:  # an empty place
+            continue
+        profile = _PROFILE.search(name)
+        share = size / whole.memory_bytes
+        slices = int(profile[1]) / COMPUTE_SLICES if profile else share
+        found.append(_part(whole, name, size, min(1.0, slices), min(1.0, share)))
+    if not found:
+        raise HardwareError("--gpu local: the GPU is split (MIG) and has no instance yet: create one")
+    return min(found, key=lambda part: part.memory_bytes)
+
+
+def _part(whole: Gpu, name: str, size: int, slices: float, share: float) -> Gpu:
+    def cut(rate: float | None) -> float | None:
+        return None if rate is None else rate * slices
+
+    return replace(
+        whole,
+        memory_bytes=size,
+        bf16_flops=cut(whole.bf16_flops),
+        fp16_flops=whole.fp16_flops * slices,
+        fp8_flops=cut(whole.fp8_flops),
+        fp4_flops=cut(whole.fp4_flops),
+        tf32_flops=cut(whole.tf32_flops),
+        fp32_flops=whole.fp32_flops * slices,
+        memory_bytes_per_s=whole.memory_bytes_per_s * share,
+        nvlink_bytes_per_s=0.0,
+        nvlink_peers=0,
+        bridge_bytes_per_s=0.0,
+        peer_to_peer=False,
+        source=f"{INSTANCE}{name}; {whole.source}",
+    )
+
+
+def _usable_bytes(pynvml: ModuleType, handle: Any) -> int:
+    """What NVML says that a process may have; all of the machine's memory where the GPU shares it (GB10,
+    Jetson: NVML answers "not supported", or nothing)."""
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        usable = memory.total - memory.reserved
+        usable = int(memory.total - memory.reserved)
     except pynvml.NVMLError:  # drivers before 510 do not tell what they reserve
-        usable = pynvml.nvmlDeviceGetMemoryInfo(handle).total
+        try:
+            usable = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        except pynvml.NVMLError_NotSupported:
+            usable = 0
+    return usable or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _read_device(pynvml: ModuleType, handle: Any, names: tuple[str, ...]) -> Gpu:
+    whole = _read_gpu(pynvml, handle, names)
+    return _smallest_instance(pynvml, handle, whole) or whole
+
+
+def _read_gpu(pynvml: ModuleType, handle: Any, names: tuple[str, ...]) -> Gpu:
+    product = pynvml.nvmlDeviceGetName(handle)
+    usable = _usable_bytes(pynvml, handle)
     known = by_product(product, usable)
     if known is None:
         raise HardwareError(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ftdash.engine import hardware
 from ftdash.engine.hardware import HardwareError, gpu, gpu_names
+from ftdash.engine.plan import Plan
+from ftdash.engine.planner import evaluate
 from tests.support.nvml import Stub, compile_stub
 
 NAMES = """
@@ -129,3 +133,40 @@ def test_a_bridge_that_is_up_counts_on_a_card_sold_without(stub: Stub) -> None:
 def test_local_without_active_links_has_no_nvlink(stub: Stub) -> None:
     stub.set("gpu * nvlinks 0\n")
     assert stub.python(READ_LOCAL)[5] == 0
+
+
+def test_a_split_gpu_is_planned_as_its_smallest_instance(stub: Stub) -> None:
+    """Instances of 1g.10gb: a seventh of the compute, an eighth of memory and bandwidth, no links."""
+    split = "gpu 0 mig_mode 1\ngpu 0 mig_devices 2\n"
+    stub.set(f"gpu * name NVIDIA A100-SXM4-80GB\ngpu * mem_total_mib 81920\n{split}")
+    name, memory, _, _, _, nvlink, source = stub.python(READ_LOCAL)
+    assert name == "a100-80g"
+    assert memory == 10 * 2**30
+    assert nvlink == 0
+    assert source.startswith("NVML: MIG instance NVIDIA A100-SXM4-80GB MIG 1g.10gb")
+    ask = "import json\nfrom ftdash.engine.hardware import gpu\nprint(json.dumps(gpu('local').bf16_flops))"
+    flops = stub.python(ask)
+    assert flops == pytest.approx(312e12 / 7)
+
+
+def test_a_split_gpu_without_instances_says_so(stub: Stub) -> None:
+    stub.set("gpus 1\ngpu 0 mig_mode 1\n")
+    words = stub.python(
+        "import json\nfrom ftdash.engine.hardware import HardwareError, gpu\n"
+        "try:\n    gpu('local')\nexcept HardwareError as error:\n    print(json.dumps(str(error)))"
+    )
+    assert "has no instance" in words
+
+
+def test_unified_memory_is_the_machines(stub: Stub) -> None:
+    stub.set("gpus 1\ngpu 0 name NVIDIA GB10\ngpu 0 mem_used_mib na\n")
+    name, memory, *_ = stub.python(READ_LOCAL)
+    assert name == "gb10-128g"
+    assert memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_offload_is_no_remedy_in_unified_memory() -> None:
+    fields = {"model": "llama-3.3-70b", "gpu": "gb10-128g", "strategy": "fsdp", "seq_len": 4096}
+    codes = {advice.code for advice in evaluate(Plan.from_dict(fields)).advice}
+    assert "unified-memory" in codes
+    assert not codes & {"offload", "activation-offload"}

@@ -179,11 +179,11 @@ def _context_parallel(s: Setting) -> Plan | None:
 
 
 def _offload_activations(s: Setting) -> Plan | None:
-    return None if s.plan.activation_offload else replace(s.plan, activation_offload=True)
+    return None if s.plan.activation_offload or s.gpu.unified else replace(s.plan, activation_offload=True)
 
 
 def _offload_states(s: Setting) -> Plan | None:
-    if s.plan.offload is not Offload.NONE:
+    if s.plan.offload is not Offload.NONE or s.gpu.unified:
         return None
     if s.plan.strategy in SHARDS_WEIGHTS:
         return replace(s.plan, offload=Offload.ALL)

@@ -194,7 +194,16 @@ def _gpu(s: Setting, found: Prediction) -> Iterator[Advice]:
         )
     if plan.precision is Precision.FP16_MIXED and s.gpu.bf16_flops:
         yield Advice("bf16", f"{s.gpu.name} computes in bf16 as fast as in fp16, without loss scaling")
-    if not s.gpu.peer_to_peer and plan.pcie is None and slots_matter(found):
+    if s.gpu.unified:
+        both = found.memory.device + found.memory.host_ram_per_node
+        offload = plan.offload is not Offload.NONE or plan.activation_offload
+        yield Advice(
+            "unified-memory",
+            f"{s.gpu.name} shares its memory with the CPU: with the host's part this plan takes "
+            f"{gigabytes(both)} of {gigabytes(found.memory.capacity)}"
+            + ("; what is offloaded stays in the same memory" if offload else ""),
+        )
+    if not s.gpu.peer_to_peer and not s.gpu.unified and plan.pcie is None and slots_matter(found):
         yield Advice(
             "slots-assumed",
             f"planned for {s.gpu.name} in full slots (PCIe {s.gpu.pcie_generation} x16): boards for two "
