@@ -107,7 +107,8 @@ def test_a_demo_outlives_its_screen_and_is_found_dumped_and_stopped(
     assert all(rank["step"] >= 3 for rank in both["ranks"])
 
     terminal.type("q")
-    terminal.wait("the shell's prompt after quitting", lambda screen: "ftdash │" not in screen)
+    left = terminal.wait("the shell's prompt after quitting", lambda screen: "ftdash │" not in screen)
+    assert "goes on: ftdash shows it again" in left
     after_quit = status(ftdash_home)
     assert after_quit["state"] == "running"
 

@@ -61,6 +61,6 @@ def open_app(argv: list[str], run: RunDir | None = None, pane: str | None = None
             splash.withdraw()
         raise
     cockpit.run()
-    if cockpit.return_code:
-        return cockpit.return_code
-    return 0
+    if line := cockpit.parting_words():
+        print(line)
+    return cockpit.return_code or 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +78,7 @@ class Cockpit(App[None]):
         Binding("slash", "find", "Filter or search"),
         Binding("R", "runs", "Choose a run"),
         Binding("escape", "leave", "Back", show=False),
+        Binding("ctrl+z", "suspend_process", "To the background", show=False),
     ]
 
     def __init__(self, run: RunDir | None = None, pane: str = "plan", runs_root: str | None = None) -> None:
@@ -107,10 +110,14 @@ class Cockpit(App[None]):
         yield HintBar()
 
     async def on_mount(self) -> None:
+        if not self.is_headless:
+            for number in (signal.SIGTERM, signal.SIGHUP):  # the terminal is given back all the same
+                asyncio.get_running_loop().add_signal_handler(number, self.exit, None, 128 + number)
         self.query_one(TabBar).show(active=self.active, place=socket.gethostname())
         await self._show_panes()
         self.watch(self.screen, "focused", self._focus_moved, init=False)
         self.screen_change_signal.subscribe(self, lambda _: self._show_hints())
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # after fg
         self.call_after_refresh(self._after_first_paint)
 
     def _after_first_paint(self) -> None:
@@ -295,6 +302,13 @@ class Cockpit(App[None]):
         tabs.first().show(monitor=f"{theme.GLYPHS.live}{len(live)}" if live else "")
         if self.feed is None and (found := live[0] if live else newest) is not None:
             self.follow(found)
+
+    def parting_words(self) -> str:
+        """For the shell, once the screen is gone: that a run goes on, and how to see or end it."""
+        state = self.feed.peek() if self.feed is not None else None
+        if state is None or state.manifest.state not in ("starting", "running"):
+            return ""
+        return f"{state.run} goes on: ftdash shows it again, ftdash stop {state.run} ends it"
 
     # Above a pane
 

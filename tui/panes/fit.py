@@ -29,6 +29,7 @@ class CandidateTable(Grid):
 
     HELP = "Fastest first, at equal speed by memory left.\nenter  makes it the plan"
     HINTS = "↑↓ candidate  enter take it"
+    empty = "trying thousands of plans…"
 
     def columns(self) -> Sequence[Column]:
         return [
@@ -37,7 +38,7 @@ class CandidateTable(Grid):
             Column("strategy", "strategy", 15),
             Column("mesh", "mesh", 16, drop=1),
             Column("batch", "batch", 8, right=True),
-            Column("rest", "checkpointing, loss, offload", 20, grow=True),
+            Column("rest", "the rest", 20, grow=True),
         ]
 
     def identity(self, item: Candidate) -> Hashable:
@@ -98,10 +99,14 @@ class FitScreen(Overlay[Plan | None]):
         if event.trouble:
             box.border_title = Content(fmt.clean(f"{theme.GLYPHS.no} {event.trouble}"))
         elif event.candidates:
-            box.border_title = f"{len(event.candidates):,} fit, of {event.tried:,} tried"
+            shown = len(event.candidates)
+            words = f"The best {shown:,}" if shown == MOST_SHOWN else f"{shown:,} fit"
+            box.border_title = f"{words}, of {event.tried:,} tried"
         else:
             box.border_title = f"{theme.GLYPHS.no} none of {event.tried:,} fits these GPUs"
-        self.query_one(CandidateTable).set_items(event.candidates)
+        table = self.query_one(CandidateTable)
+        table.empty = "fewer tokens, more GPUs, qlora or offload may fit" if event.tried else ""
+        table.set_items(event.candidates)
 
     @on(Grid.Selected)
     def _chosen(self, event: Grid.Selected) -> None:

@@ -31,6 +31,7 @@ EVERYWHERE = (
     "ctrl+p  opens the command palette\n"
     "?  shows this; F5 does so while you type\n"
     "esc  goes back\n"
+    "ctrl+z  to the background; fg brings it back\n"
     "q  leaves; runs go on"
 )
 
