@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 from ftdash.engine.planner.result import Prediction
+from ftdash.monitor.home import home
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import RunDir, RunError, home, write_atomic
+from ftdash.monitor.rundir import RunDir, RunError, write_atomic
 from ftdash.monitor.state import RunPhase, RunState
 
 FILE_VERSION = 1

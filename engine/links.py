@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from ftdash.engine import hardware
-from ftdash.monitor.rundir import home, write_atomic
+from ftdash.monitor.home import home
 
 PROGRAM = "all_reduce_perf"
 LEAST_BYTES = 64 << 20  # smaller messages are bound by latency
@@ -80,6 +80,8 @@ def _stored(path: Path) -> tuple[LinkRate, ...]:
 
 def save(rate: LinkRate) -> Path:
     """Store it in the place of an older one of the same GPU and link; returns where."""
+    from ftdash.monitor.rundir import write_atomic
+
     path = links_path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     kept = [old for old in _stored(path) if (old.gpu, old.link) != (rate.gpu, rate.link)]

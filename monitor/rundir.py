@@ -29,11 +29,11 @@ from typing import Any
 
 import msgspec
 
+from ftdash.monitor.home import home
 from ftdash.monitor.records import FORMAT_VERSION
 
 RUN_DIR_ENV = "FTDASH_RUN_DIR"
 NODES_ENV = "FTDASH_NODES"  # how many nodes the run has, told to their agents
-HOME_ENV = "FTDASH_HOME"
 
 # Environment values that may be stored: nothing else of a user's environment reaches the disk.
 ENV_ALLOWED = re.compile(
@@ -90,14 +90,6 @@ class Manifest(msgspec.Struct, omit_defaults=True, kw_only=True):
     output_dir: str = ""
     directory: str = ""  # where a launcher command of somebody's own was started, "" for a plan
     max_steps: int = 0
-
-
-def home() -> Path:
-    """$FTDASH_HOME, or ftdash's folder below the user's state directory."""
-    if explicit := os.environ.get(HOME_ENV):
-        return Path(explicit)
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(state) / "ftdash"
 
 
 def runs_root(root: str | os.PathLike[str] | None = None) -> Path:

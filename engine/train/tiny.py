@@ -17,7 +17,7 @@ from typing import Any
 
 from ftdash.engine.train import data
 from ftdash.engine.train.options import TrainError
-from ftdash.monitor.rundir import home
+from ftdash.monitor.home import home
 
 WEIGHTS_SEED = 1234
 EMBEDDING_STD = 0.5

@@ -15,7 +15,8 @@ from textual.timer import Timer
 from textual.widgets import Static
 
 from ftdash.engine.plan import Plan
-from ftdash.monitor.rundir import home, new_run_id
+from ftdash.monitor.home import home
+from ftdash.monitor.rundir import new_run_id
 from ftdash.tui import format as fmt
 from ftdash.tui import rehearsing, theme
 from ftdash.tui.panes.overlay import Overlay
