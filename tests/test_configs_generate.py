@@ -32,7 +32,7 @@ PLANS = {
     "fsdp": BASE,
     "fsdp-no-reshard": replace(BASE, strategy=Strategy.FSDP_NO_RESHARD),
     "fsdp-offload": replace(BASE, offload=Offload.ALL),
-    "fsdp-qlora": replace(BASE, method=Method.QLORA),
+    "fsdp-qlora": replace(BASE, method=Method.QLORA, lora_dropout=0.05),
     "fsdp-replicated": replace(BASE, replicate=2),
     "fsdp-cp": replace(BASE, cp=2),
     "fsdp1": replace(BASE, strategy=Strategy.FSDP1, method=Method.LORA),
@@ -148,7 +148,7 @@ def test_the_training_script_takes_every_command(plan):
         for argv in command.nodes:
             arguments = argv[argv.index("ftdash.engine.train") + 1 :]
             parsed = build_parser().parse_args(list(arguments))
-            assert parsed.micro_batch == plan.micro_batch
+            assert (parsed.micro_batch, parsed.lora_dropout) == (plan.micro_batch, plan.lora_dropout)
             assert (parsed.tp, parsed.ep, parsed.cp) == (plan.tp, plan.ep, plan.cp)
             assert (parsed.deepspeed is not None) is (command.launcher is Launcher.DEEPSPEED)
 

@@ -10,7 +10,7 @@ import yaml
 from msgspec.structs import replace
 
 from ftdash.engine.configs import ConfigError, TrainArgs, generate
-from ftdash.engine.configs.importer import plan_from_file
+from ftdash.engine.configs.importer import fields_from_file, plan_from_file
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Method, Offload, Optimizer, Plan, Precision, Strategy
 from ftdash.engine.recipes import RecipeError, load_recipe, read_recipe, recipe_names
@@ -217,6 +217,12 @@ def test_a_broken_recipe_names_its_field(tmp_path):
     [
         ("ds.json", {"zero_optimization": "auto", "train_batch_size": 8}, "zero_optimization"),
         ("ds.json", {"train_batch_size": 8, "optimizer": [1]}, "optimizer"),
+        ("ds.json", {"zero_optimization": {"stage": 9}}, "stage is '9': one of 0, 1, 2, 3"),
+        (
+            "acc.yaml",
+            {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero_stage": True}},
+            "zero_stage",
+        ),
         ("ds.json", {"zero_optimization": {"stage": 3, "offload_param": 3}}, "offload_param"),
         ("ds.json", {"train_batch_size": 8, "train_micro_batch_size_per_gpu": False}, "train_micro_batch"),
         ("acc.yaml", {"distributed_type": "DEEPSPEED", "deepspeed_config": "ds.json"}, "deepspeed_config"),
@@ -286,6 +292,16 @@ def test_a_shard_degree_of_minus_one_asks_for_the_number_of_gpus(tmp_path):
     plan, notes = plan_from_file(titan(tmp_path, shard=-1, replicate=1, family="qwen3", flavor="30B-A3B"))
     assert (plan.model, plan.strategy) == ("qwen3-30b-a3b", Strategy.FSDP)
     assert any("give --gpus" in note for note in notes)
+
+
+def test_quoted_numbers_are_what_the_launcher_takes_them_for(tmp_path):
+    path = tmp_path / "acc.yaml"
+    path.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: '16'\nnum_machines: '2'\n"
+        "deepspeed_config: {zero_stage: '3'}\n"
+    )
+    fields, _ = fields_from_file(path)
+    assert (fields["gpus"], fields["gpus_per_node"], fields["strategy"]) == (16, 8, "zero3")
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def two_ranks(monkeypatch):
         (["--strategy", "tp"], "--tp"),
         (["--strategy", "zero3", "--tp", "2"], "--strategy zero3"),
         (["--steps", "0"], "--steps"),
+        (["--lora-dropout", "1"], "--lora-dropout"),
         (["--strategy", "fdsp"], "--strategy"),
     ],
 )

@@ -164,8 +164,7 @@ def _accelerate_deepspeed(data: dict[str, Any], path: Path, fields: dict[str, An
         fields |= {key: value for key, value in more.items() if key != "gpus" or "gpus" not in fields}
         notes += more_notes
         return
-    stage = settings.get("zero_stage", 2)
-    fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
+    fields["strategy"] = _by_stage(settings, "zero_stage", 2)
     fields["offload"] = _offload(
         str(settings.get("offload_optimizer_device")), str(settings.get("offload_param_device"))
     )
@@ -177,8 +176,7 @@ def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     fields: dict[str, Any] = {}
     notes: list[str] = []
     zero = mapping(data, "zero_optimization")
-    stage = zero.get("stage", 0)
-    fields["strategy"] = f"zero{stage}" if stage in (1, 2, 3) else "ddp"
+    fields["strategy"] = _by_stage(zero, "stage", 0)
     devices = [str(mapping(zero, part).get("device")) for part in ("offload_optimizer", "offload_param")]
     fields["offload"] = _offload(*devices)
     for name, precision in (("bf16", "bf16-mixed"), ("fp16", "fp16-mixed")):
@@ -212,6 +210,15 @@ def _deepspeed(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if hpz := zero.get("zero_hpz_partition_size"):
         notes.append(f"ZeRO++ (zero_hpz_partition_size {hpz}) is not planned")
     return fields, notes
+
+
+def _by_stage(section: dict[str, Any], key: str, default: int) -> str:
+    """The strategy of a ZeRO stage; "auto" is left to accelerate, whose own default is 2. Raises BadValue."""
+    value = section.get(key, default)
+    stage = {"auto": "2"}.get(str(value), str(value))
+    if stage not in ("0", "1", "2", "3") or isinstance(value, bool):
+        raise BadValue(f"{key} is {str(value)[:60]!r}: one of 0, 1, 2, 3")
+    return "ddp" if stage == "0" else f"zero{stage}"
 
 
 def _offload(optimizer: str, param: str) -> str:

@@ -126,7 +126,6 @@ def _script_refusal(plan: Plan) -> str | None:
     """Choices that the planner counts and the training script does not make; never dropped in silence."""
     planned_only = {
         "--dora": plan.dora,
-        "--lora-dropout": plan.lora_dropout > 0,
         "--optimizer adamw-bf16": plan.optimizer is Optimizer.ADAMW_BF16,
         "--loss upcast": plan.loss is Loss.UPCAST,
         "--untied-head": plan.untied_head,

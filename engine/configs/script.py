@@ -33,6 +33,8 @@ def script_argv(plan: Plan, mesh: Mesh, train: TrainArgs, deepspeed_file: str | 
     argv += ["--variant", str(plan.method)]
     if plan.method is not Method.FULL:
         argv += ["--lora-rank", str(plan.lora_rank), "--lora-targets", ",".join(plan.lora_targets)]
+        if plan.lora_dropout:
+            argv += ["--lora-dropout", str(plan.lora_dropout)]
         if plan.expert_lora is not ExpertLora.NONE:
             argv += ["--expert-lora", str(plan.expert_lora)]
     if plan.method is Method.QLORA:

@@ -24,6 +24,8 @@ def whole(data: dict[str, Any], key: str) -> int | None:
     value = data.get(key)
     if value is None or value == "auto":
         return None
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit():
+        value = int(value.strip()[:20])  # launchers take quoted numbers for numbers
     if type(value) is not int or value < 1:
         raise BadValue(f"{key} is {str(value)[:60]!r}: must be a whole number from 1")
     return value

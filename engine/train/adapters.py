@@ -56,7 +56,8 @@ def lora_config(options: Options, model_config: Any) -> Any | None:
         raise TrainError("--expert-lora: adapters on 4-bit experts are not supported; use --variant moe-lora")
     rank = options.lora_rank
     expert_rank = max(1, rank // experts) if scaled else rank
-    dropout = {"lora_dropout": 0.0}
+    if on_experts and options.lora_dropout:
+        raise TrainError("--lora-dropout: PEFT has none on expert parameters; leave it 0")
     parameters: dict[str, Any] = {}
     if on_experts:
         parameters["target_parameters"] = list(EXPERT_PARAMETERS)
@@ -67,9 +68,9 @@ def lora_config(options: Options, model_config: Any) -> Any | None:
         task_type="CAUSAL_LM",
         r=rank,
         lora_alpha=2 * rank,
+        lora_dropout=options.lora_dropout,
         target_modules=_target_modules(options, experts),
         **parameters,
-        **dropout,
     )
 
 

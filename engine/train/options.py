@@ -70,6 +70,7 @@ class Options:
     grad_accum: int = 1
     seq_len: int = 512
     lora_rank: int = 16
+    lora_dropout: float = 0.0
     lora_targets: tuple[str, ...] = ("all-linear",)
     expert_lora: str = "none"
     quant_storage: str = "bf16"
@@ -125,6 +126,16 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{text}: must be 0 or more")
+    return value
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number from 0 to below 1")
     return value
 
 
@@ -184,6 +195,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--packing", action="store_true", help="fill sequences with several conversations")
     add("--lora-rank", type=_positive, default=16, metavar="N")
+    add("--lora-dropout", type=_share, default=0.0, metavar="P", help="of the adapters' input (default 0)")
     add(
         "--lora-targets",
         type=_names,

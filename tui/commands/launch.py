@@ -12,7 +12,8 @@ from typing import TypeVar
 from ftdash.engine.launch.reading import reader_for
 from ftdash.engine.launch.spec import Backend, Device, LaunchError, LaunchSpec
 from ftdash.engine.launch.start import start
-from ftdash.monitor.rundir import find_run, home, new_run_id
+from ftdash.monitor.home import home
+from ftdash.monitor.rundir import find_run, new_run_id
 from ftdash.monitor.state import RunPhase
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from, recipe_of
@@ -76,7 +77,7 @@ def _rehearse(spec: LaunchSpec, *, as_json: bool) -> int:
     """Prove the plan on CPU ranks and launch nothing; exit status 1 when something does not hold."""
     from ftdash.engine.rehearse import RehearsalError, rehearse
 
-    if spec.plan is None:
+    if spec.plan is None or spec.command:
         raise UserError("--rehearse: only a plan can be rehearsed, not a command")
     run_id = new_run_id(f"rehearsal-{spec.name or spec.plan.model or 'model'}")
     work = home() / "rehearsals" / run_id
