@@ -22,7 +22,8 @@ from ftdash.engine.model.load import (
     resolve,
 )
 from ftdash.engine.model.shape import Role
-from ftdash.engine.plan import Plan
+from ftdash.engine.plan import Method, Plan, Strategy
+from ftdash.engine.planner import evaluate
 
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
@@ -149,6 +150,10 @@ def test_a_config_file_that_changes_is_read_again(tmp_path: Path) -> None:
         ("{}", "'model_type' is missing"),
         ('{"model_type": "wavelet"}', "model_type 'wavelet' cannot be placed"),
         ('{"model_type": "mamba2"}', "model_type 'mamba2' cannot be placed"),
+        (
+            '{"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 7}',
+            "'num_key_value_heads' is 7: must divide the 32 heads",
+        ),
     ],
 )
 def test_a_broken_config_file_is_one_line_naming_it(tmp_path: Path, content: str, said: str) -> None:
@@ -263,3 +268,24 @@ def test_a_config_nested_without_end_is_one_line(tmp_path: Path) -> None:
     path.write_text('{"a":' * 100_000)
     with pytest.raises(ModelError, match="nested too deeply"):
         load_config_file(path)
+
+
+def test_a_quantised_checkpoint_is_known_as_one(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    llama = {"model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 1000}
+    for method, words in (("gptq", "--quant gptq4"), ("awq", "dequantise it while loading"), ("fp8", "fp8")):
+        config.write_text(json.dumps(llama | heads | {"quantization_config": {"quant_method": method}}))
+        plan = Plan(config=str(config), strategy=Strategy.NONE, method=Method.LORA)
+        advice = next(a for a in evaluate(plan).advice if a.code == "stored-quantised")
+        assert words in advice.text
+    packed = Plan(config=str(config), strategy=Strategy.NONE, method=Method.QLORA)
+    assert "stored-quantised" not in {a.code for a in evaluate(packed).advice}
+
+
+def test_a_vision_tower_is_counted_by_its_own_width() -> None:
+    """Qwen2-VL's tower: 32 blocks of 1,280, whose outputs are as wide as the text."""
+    vision = {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16, "mlp_ratio": 4}
+    text = {"model_type": "qwen2_vl_text", "hidden_size": 3584, "num_hidden_layers": 2}
+    shape = from_config({"model_type": "qwen2_vl", "text_config": text, "vision_config": vision}, "vl")
+    assert shape.unplaced_params == 32 * 12 * 1280 * 1280

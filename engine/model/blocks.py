@@ -47,6 +47,8 @@ def grouped_query(
 ) -> Attention:
     """Separate q, k, v and output projections; multi-head when kv_heads equals heads."""
     heads, kv, dim = c.heads, kv_heads or c.kv_heads, head_dim or c.head_dim
+    if heads % kv:
+        raise ModelError(f"{c.where}: key 'num_key_value_heads' is {kv}: must divide the {heads} heads")
     linears = (
         Linear("q_proj", c.hidden, heads * dim, Role.ATTENTION, bias),
         Linear("k_proj", c.hidden, kv * dim, Role.ATTENTION, bias),

@@ -155,10 +155,21 @@ def _build(config: Mapping[str, Any], name: str, where: str) -> ModelShape:
     elif is_multimodal(reader):
         shape = multimodal(reader, BUILDERS)
     else:
+        import difflib
+
+        near = difflib.get_close_matches(model_type, BUILDERS, 5, 0.5) or ["llama", "qwen3", "mixtral"]
         raise ModelError(
-            f"{where}: model_type {model_type!r} cannot be placed: one of {', '.join(sorted(BUILDERS))}"
+            f"{where}: model_type {model_type!r} cannot be placed: {len(BUILDERS)} decoder types are known, "
+            f"such as {', '.join(near)}; --params N plans a typical decoder of its size"
         )
-    return replace(shape, name=name)
+    return replace(shape, name=name, stored_as=_stored_as(config))
+
+
+def _stored_as(config: Mapping[str, Any]) -> str:
+    """The quantisation of the stored weights: gptq, awq, bitsandbytes, fp8, mxfp4 …; "" for plain ones."""
+    quantised = config.get("quantization_config")
+    method = quantised.get("quant_method") if isinstance(quantised, Mapping) else None
+    return method if isinstance(method, str) else ""
 
 
 @lru_cache(maxsize=256)

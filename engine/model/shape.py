@@ -106,6 +106,7 @@ class ModelShape(msgspec.Struct, frozen=True, cache_hash=True):
     max_positions: int = 0
     layer_class: str = ""  # the transformers class to wrap, such as Qwen3DecoderLayer
     source: str = ""
+    stored_as: str = ""  # the quantisation that the checkpoint is stored in, as its config names it
     unplaced: tuple[str, ...] = ()  # what of the config could not be placed, in words
     unplaced_params: int = 0  # the parameters of those parts where known; in no other count
 

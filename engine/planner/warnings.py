@@ -23,6 +23,8 @@ from ftdash.engine.planner.result import Advice, Memory, Prediction, Verdict
 from ftdash.engine.planner.setting import Setting, setting_of
 from ftdash.engine.planner.uncertainty import spread_of
 
+# What --quant calls the formats that adapters can be trained on as they are stored.
+PACKED_AS = {"gptq": Quant.GPTQ4, "mxfp4": Quant.MXFP4, "bitsandbytes": Quant.NF4_DQ}
 MUCH_HOST_RAM = 256e9  # bytes a node, from which host memory is worth a word: an assumption
 MEGATRON_PARAMS = 70e9  # past about this, dense models are trained with Megatron-style frameworks
 
@@ -56,6 +58,14 @@ def _model(s: Setting, found: Prediction) -> Iterator[Advice]:
             "megatron-style",
             "past about 70B dense, Megatron-style frameworks (tensor and pipeline parallel) are the usual "
             "answer",
+        )
+    if s.shape.stored_as and s.dtypes.quant is None:
+        packed = PACKED_AS.get(s.shape.stored_as)
+        kept = f", or keep it packed under adapters with --method qlora --quant {packed}" if packed else ""
+        yield Advice(
+            "stored-quantised",
+            f"{s.shape.name} is stored in {s.shape.stored_as}, and this plan counts 16-bit weights of it: "
+            f"dequantise it while loading{kept}",
         )
     if s.shape.max_positions and plan.seq_len > s.shape.max_positions:
         yield Advice(

@@ -61,7 +61,7 @@ def _tower(c: HubConfig, key: str, words: str) -> tuple[str, int]:
     tower = c.nested(key, "")
     try:
         layers = tower.size("num_hidden_layers", "depth", "num_layers", "encoder_layers")
-        hidden = tower.size("hidden_size", "embed_dim", "d_model")
+        hidden = tower.size("embed_dim", "hidden_size", "d_model")  # Qwen2-VL: hidden_size is the text's
         width = tower.size("intermediate_size", default=round(tower.number("mlp_ratio", default=4) * hidden))
     except ModelError:
         return f"{words}, parameters unknown, cannot be placed", 0
