@@ -71,15 +71,25 @@ def stay_beside(
     said = ""
     for devices in (True, False) if job is not None and job.gpus else (False,):
         step = _start([*_step(job_id, nodes, devices=devices), *argv], log, heard)
-        deadline = time.monotonic() + START_S
-        while step.poll() is None and time.monotonic() < deadline:
-            if is_there():
+        try:
+            if _waited(step, is_there):
                 return step
-            time.sleep(0.2)
+        except BaseException:  # whoever waits is being ended: nobody would end the step
+            step.terminate()
+            raise
         said = _last_line(log) if step.poll() is not None else f"no word within {START_S:.0f} s"
         step.terminate()
         step.wait()
     raise client.SlurmError(said)
+
+
+def _waited(step: subprocess.Popen[str], is_there: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + START_S
+    while step.poll() is None and time.monotonic() < deadline:
+        if is_there():
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def _start(argv: Sequence[str], log: Path, heard: bool) -> subprocess.Popen[str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ftdash.monitor.attach.here import recorded
 from ftdash.monitor.attach.record import Recorder
 from ftdash.monitor.attach.watch import Attached, JobView, RankView, Watcher
 from ftdash.monitor.logs.memory import LoggedMemory
@@ -56,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     watcher = Watcher(args.pid, sample_gpus, slurm_job=args.of_job, logs=args.log)
     if args.record is not None:
         return _record(args, watcher)
-    watcher.look()
+    seen = watcher.look()
+    if seen.jobs and _on_screen(args):
+        return _show_here(args, seen)
     time.sleep(FIRST_SPAN_S)
     while True:
         seen = watcher.look()
@@ -67,6 +70,26 @@ def run(args: argparse.Namespace) -> int:
         if args.once or not seen.jobs:
             return 0
         time.sleep(args.interval)
+
+
+def _on_screen(args: argparse.Namespace) -> bool:
+    return not (args.json or args.once) and sys.stdout.isatty() and sys.stdin.isatty()
+
+
+def _show_here(args: argparse.Namespace, seen: Attached) -> int:
+    """The app on the newest job of this machine, or on that of --pid."""
+    from ftdash.tui.app import open_app
+
+    view = seen.jobs[-1]
+    pids = args.pid or ([view.ranks[0].pid] if len(seen.jobs) > 1 else [])
+
+    def command(run: Path) -> list[str]:
+        words = [*(f"--pid={pid}" for pid in pids), *(f"--log={path}" for path in args.log)]
+        return [sys.executable, "-m", "ftdash.tui.cli", "attach", f"--record={run}", *words]
+
+    _leave_on(signal.SIGTERM, signal.SIGHUP)
+    with recorded(view, command, args.runs) as run:
+        return open_app([], run=run, pane="monitor")
 
 
 def _record(args: argparse.Namespace, watcher: Watcher) -> int:
@@ -108,11 +131,11 @@ def _run_slurm(args: argparse.Namespace) -> int:
         if args.once:
             _show_slurm(args, attach.look(job))
             return 0
-        on_screen = not args.json and sys.stdout.isatty() and sys.stdin.isatty()
+        on_screen = _on_screen(args)
+        _leave_on(signal.SIGTERM, signal.SIGHUP)  # not without ending the watchers
         recording = attach.record(job, root=args.runs, interval_s=args.interval, heard=not on_screen)
     except (SlurmError, RunError) as error:
         raise UserError(f"--slurm {args.slurm}: {error}") from None
-    _leave_on(signal.SIGTERM, signal.SIGHUP)  # not without ending the watchers
     try:
         if on_screen:
             from ftdash.tui.app import open_app
