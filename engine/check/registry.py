@@ -37,6 +37,7 @@ def load_rules() -> None:
         rules_slurm,
         rules_torchtitan,
         rules_values,
+        rules_versions,
     )
 
 

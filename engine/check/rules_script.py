@@ -25,9 +25,8 @@ def data_parallel(bundle: Bundle) -> Iterator[Finding]:
             )
     for document, shell, launch in bundle.launches():
         gpus = shell.gpus_per_node or 0
-        visible = shell.variables.get("CUDA_VISIBLE_DEVICES")
-        if visible:
-            gpus = max(gpus, len([part for part in visible[0].text.split(",") if part.strip().isdigit()]))
+        if visible := shell.environment(launch, "CUDA_VISIBLE_DEVICES"):
+            gpus = max(gpus, len([part for part in visible.split(",") if part.strip().isdigit()]))
         one_task = (shell.tasks_per_node or 1) == 1
         trains = any(
             script_document.path.name in " ".join(launch.argv)

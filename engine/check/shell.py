@@ -100,6 +100,13 @@ class Shell:
         expanded = self.expand(text).strip().strip("\"'")
         return int(expanded) if expanded.isdigit() else None
 
+    def environment(self, launch: Launch, name: str) -> str:
+        """A variable as the launch sees it: set before its own command, or earlier in the script."""
+        own = (command.env.get(name) for command in self.commands if command.line == launch.line)
+        earlier = self.variables[name][0] if name in self.variables else None
+        word = next((word for word in own if word is not None), earlier)
+        return self.expand(word.text) if word is not None else ""
+
     def sbatch_number(self, name: str) -> int | None:
         found = self.sbatch.get(name)
         match = re.match(r"\d+", self.expand(found[0])) if found else None

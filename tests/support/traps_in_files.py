@@ -68,6 +68,15 @@ CASES = {
         {"r.sh": "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 4\n"},
         {"r.sh": "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2\n"},
     ),
+    "version-too-old": ({"a.yaml": fsdp2(), "requirements.txt": "torch==2.5.1\n"}, {"a.yaml": fsdp2(), "requirements.txt": "torch==2.7.0\n"}),
+    "version-too-old#mesh": (
+        {"a.yaml": {**fsdp2(), "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "requirements.txt": "accelerate==1.9.0\n"},
+        {"a.yaml": {**fsdp2(), "parallelism_config": {"parallelism_config_dp_shard_size": 8}}, "requirements.txt": "accelerate==1.10.1\n"},
+    ),
+    "plain-python-launch#one-command": (
+        {"r.sh": "CUDA_VISIBLE_DEVICES=0,1,2,3 python t.py\n", "t.py": "from transformers import Trainer\n"},
+        {"r.sh": "CUDA_VISIBLE_DEVICES=0 python t.py\n", "t.py": "from transformers import Trainer\n"},
+    ),
     "plan-invalid#unknown-model": (
         {"p.json": {"strategy": "zero3", "model": "qwen9-8b", "gpus": 8}}, {"p.json": {"strategy": "zero3", "model": "qwen3-8b", "gpus": 8}},
     ),
