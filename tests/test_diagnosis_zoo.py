@@ -20,6 +20,7 @@ from ftdash.monitor.diagnosis.model import Diagnosis
 from tests.support import zoo
 
 INTERVAL_S = 1.5  # between the samples; the command takes 5 s
+AT_ONCE = 4  # most of a case is waiting
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ def library(name: str, kinds: str, *culprits: int, **more: object) -> Case:
 
 def field(name: str, kinds: str, *culprits: int, **more: object) -> Case:
     return hang(name, kinds, *culprits, script="field.py", **more)
+
+
+def apart(name: str, kinds: str, *culprits: int, **more: object) -> Case:
+    return hang(name, kinds, *culprits, script="apart.py", **more)
 
 
 def calm(name: str, kinds: str, ranks: int = 2, **more: object) -> Case:
@@ -94,6 +99,20 @@ CASES = [
     field("both_receive_first", "order-mismatch", 0, 1),
     field("left_in_the_debugger", "rank-outside-collective", 1),
     field("tells_the_others_through_the_store", "rank-outside-collective store", 0),
+    apart("pool_reads_dead_storage", "rank-outside-collective storage", 1),
+    apart("helpers_of_two", "collective-mismatch", 1, ranks=2),
+    apart("skips_an_overflowed_step", "collective-mismatch", 1, ranks=2),
+    apart("swallows_a_bad_batch", "collective-mismatch", 0, ranks=2),
+    apart("one_has_fewer_batches", "collective-mismatch", 1, ranks=2),
+    apart("stage_sends_nothing", "collective-mismatch", 1, ranks=4),
+    apart("logger_thread_holds_its_lock", "lock", 1),
+    apart("stale_build_lock", "lock", 0),
+    apart("loader_worker_stopped", "data-loader", 1),
+    apart("reads_a_pipe_into_a_tensor", "rank-outside-collective", 1),
+    apart("two_hang_apart", "lock rank-outside-collective", 1, 4, ranks=6),
+    apart("one_stuck_beside_one_slow", "lock rank-outside-collective", 2, ranks=4),
+    apart("group_member_skips", "collective-mismatch", 3, ranks=4),
+    apart("evaluates_with_fewer_batches", "phase-mismatch", 3, ranks=4),
     calm("slow_preprocessing", "slow"),
     calm("slow_map", "slow"),
     calm("slow_save", "slow", quick=True),
@@ -108,6 +127,10 @@ CASES = [
     calm("counts_in_python", "slow"),
     calm("waits_for_a_compiler", "slow"),
     calm("receives_slowly", "slow"),
+    calm("awaits_one_score_after_another", "slow"),
+    calm("thread_computes", "slow"),
+    calm("uploads_in_a_pool", "slow"),
+    calm("accumulates_gradients", "slow healthy"),
     calm("trains", "healthy", quick=True),
     calm("trains_unevenly", "healthy slow"),
 ]
@@ -122,14 +145,14 @@ def _look(case: Case, folder: Path) -> Diagnosis:
 
 @pytest.fixture(scope="module")
 def looks(request, tmp_path_factory) -> Iterator[dict[str, Future[Diagnosis]]]:
-    """The diagnoses of all selected cases, made two at a time."""
+    """The diagnoses of all selected cases, made some at a time."""
     root = tmp_path_factory.mktemp("zoo")
     wanted = {
         item.callspec.params["case"].name: item.callspec.params["case"]
         for item in request.session.items
         if item.fspath == request.fspath and hasattr(item, "callspec") and "case" in item.callspec.params
     }
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {name: pool.submit(_look, case, root / name) for name, case in wanted.items()}
 
 

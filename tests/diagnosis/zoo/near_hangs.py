@@ -1,11 +1,13 @@
 """Jobs that look stuck and are not, and jobs that just run: `near_hangs.py CASE`, one process per rank."""
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -281,6 +283,60 @@ def saves_in_a_thread():
         model(torch.randn(8, 64)).sum().backward()
         if step == 2:
             ready()
+
+
+def awaits_one_score_after_another():
+    """All of the work is in coroutines, and the main thread is in its event loop each time one looks."""
+
+    async def score(number):
+        await asyncio.sleep(0.05)
+        return number
+
+    async def scores():
+        return [await score(number) for number in range(10**6)]
+
+    ready()
+    if RANK == 0:
+        asyncio.run(scores())
+    dist.barrier()
+
+
+def thread_computes():
+    def work():
+        x = torch.randn(300, 300)
+        while True:
+            x = torch.tanh(x @ x)
+
+    ready()
+    if RANK == 0:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join()
+    dist.barrier()
+
+
+def uploads_in_a_pool():
+    def upload(name):
+        with (FOLDER / name).open("wb") as target:
+            while True:
+                target.write(os.urandom(1 << 14))
+                target.flush()
+                time.sleep(0.1)
+
+    ready()
+    if RANK == 0:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(upload, ["model", "optimizer"]))
+    dist.barrier()
+
+
+def accumulates_gradients():
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    ready()
+    while True:
+        for _ in range(300 if RANK == 0 else 10):
+            model(torch.randn(64, 256)).sum().backward()
+        dist.all_reduce(tensor())
 
 
 def main(case):
