@@ -19,6 +19,7 @@ from ftdash.engine.slurm.remote import Labels, nodes_of, on_nodes, stay_beside
 from ftdash.engine.slurm.submitted import Submitted, write_submitted
 from ftdash.engine.slurm.watch import describe, end_of
 from ftdash.monitor.liveness import FINAL
+from ftdash.monitor.procs import AGENT_ENV
 from ftdash.monitor.rundir import Manifest, RunDir, RunError, new_run_id
 from ftdash.monitor.state import RunPhase
 
@@ -157,7 +158,8 @@ def record(job: Job, *, root: str | None, interval_s: float, heard: bool) -> Rec
     write_submitted(run, Submitted(job.id))
     if job.output:
         (run.logs / f"slurm-{job.id}.out.log").symlink_to(job.output)
-    argv = [*ATTACH, *_of(job), "--record", str(run.path), f"--interval={interval_s}"]
+    told = f"{AGENT_ENV}={run.path}"  # readers on the same machine know a living watcher by it
+    argv = ["env", told, *ATTACH, *_of(job), "--record", str(run.path), f"--interval={interval_s}"]
     try:
         step = stay_beside(
             job.id,
