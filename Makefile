@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  || { echo "ftdash needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "$(PYTHON) has no venv module (Debian and Ubuntu: apt install python3-venv)"; exit 1; }
-	@echo "Making the environment in $(VENV), once: PyTorch and the training stack, about 1.6 GB, a few minutes"
+	@echo "Making the environment in $(VENV), once: PyTorch and the training stack, a few minutes"
 	@$(PYTHON) -m venv $(VENV)
 	@# torch first and by version: everything after it then keeps that build
 	@echo "  1 of 2: $$(grep '^torch==' constraints.txt)"
