@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ftdash.monitor.state import ExpertLayer
+from ftdash.monitor.state import ExpertLayer, RoutingPoint
 
 MEANT_TOKENS = 30.0  # an even router leaves an expert of this mean load without tokens with p = e^-30
 HOT_LOAD = 3.0
@@ -104,6 +104,50 @@ def expert_parallel_cost(counts: Sequence[int], ep: int) -> tuple[int, float]:
         return 0, 1.0
     fullest = max(range(ep), key=sums.__getitem__)
     return fullest, sums[fullest] * ep / total
+
+
+class RoutingTimeline:
+    """How evenly one rank's tokens were routed over the whole run: means over its layers, in bounded memory.
+
+    Of one rank, because adding up the counts of a thousand for every step would cost more than all the rest.
+    """
+
+    def __init__(self, limit: int = KEPT_RECORDS) -> None:
+        self.limit = limit
+        self._points: dict[int, RoutingPoint] = {}
+        self._step = -1
+        self._layers: dict[int, Sequence[int]] = {}
+        self._sorted: tuple[RoutingPoint, ...] | None = None
+
+    def add(self, step: int, layer: int, counts: Sequence[int]) -> None:
+        """Tokens per expert of one layer; the layers of one step come one after another."""
+        if step != self._step:
+            self._close()
+            self._step = step
+        self._layers[layer] = counts
+        self._sorted = None
+
+    def points(self) -> tuple[RoutingPoint, ...]:
+        """Oldest first; the newest step as far as its layers are known. The same until there is more."""
+        if self._sorted is None:
+            layers = dict(self._layers)
+            self._close()
+            self._layers = layers
+            self._sorted = tuple(self._points[step] for step in sorted(self._points))
+        return self._sorted
+
+    def _close(self) -> None:
+        """Make the point of the step whose layers came last."""
+        self._sorted = None
+        figures = [layer_load(layer, counts) for layer, counts in self._layers.items() if sum(counts)]
+        if figures:
+            variation = sum(layer.variation for layer in figures) / len(figures)
+            entropy = sum(layer.entropy for layer in figures) / len(figures)
+            self._points[self._step] = RoutingPoint(self._step, variation, entropy)
+        self._layers = {}
+        if len(self._points) > 2 * self.limit:
+            for step in sorted(self._points)[1:-1:2]:
+                del self._points[step]
 
 
 class ExpertHistory:

@@ -112,6 +112,7 @@ def build_state(
         gpus=tuple(gpus),
         experts=summary.expert_layers(),
         points=points,
+        routing=summary.routing.points(),
         alerts=_silent_nodes(around, states)
         + _own_alerts(outcome, around.now, states, ranks, signs)
         + _hang_alerts(summary, outcome),
@@ -255,6 +256,7 @@ def _measured(
             found[name] = value
 
     lasts = [rank.last for rank in ranks if rank.last]
+    put("between_steps", max([last.allocated for last in lasts], default=0))
     put("allocated", max([last.peak or last.allocated for last in lasts], default=0))
     put("reserved", max([last.peak_reserved or last.reserved for last in lasts], default=0))
     put("device", max([state.gpu.memory_used or 0 for state in states if state.gpu], default=0))

@@ -133,6 +133,14 @@ class Alert:
     t: float = 0.0
 
 
+class RoutingPoint(msgspec.Struct, frozen=True, gc=False):
+    """How evenly one rank's tokens were routed up to a step, as means over the layers."""
+
+    step: int
+    variation: float  # coefficient of variation of the load: 0 is even
+    entropy: float  # over its maximum: 1 is even, 0 is one expert for all
+
+
 class Point(msgspec.Struct, frozen=True, gc=False):
     """One step of the whole run: mean loss over ranks, summed tokens/s, largest memory."""
 
@@ -161,6 +169,7 @@ class RunState:
     gpus: tuple[GpuState, ...] = ()
     experts: tuple[ExpertLayer, ...] = ()
     points: tuple[Point, ...] = ()  # bounded; the newest last
+    routing: tuple[RoutingPoint, ...] = ()  # bounded; the newest last; of the first rank with experts
     alerts: tuple[Alert, ...] = ()
     notices: tuple[str, ...] = ()  # what was skipped or could not be read
     batch: int | None = None  # sequences in one optimizer step over all ranks

@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from ftdash.monitor.clockskew import SkewMeter
+from ftdash.monitor.experts import RoutingTimeline
 from ftdash.monitor.records import (
     Event,
     Exit,
@@ -148,6 +149,8 @@ class Summary:
         self.events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self.launcher_exits: dict[str, Exit] = {}
         self.timeline = Timeline(points // 2)
+        self.routing = RoutingTimeline()
+        self._routing_rank: int | None = None  # whose tokens stand for all
         self._experts: dict[int, ExpertLayer] = {}
         self._stale_layers: set[int] = set()  # whose sums over ranks have changed
         self._layers: tuple[ExpertLayer, ...] = ()
@@ -168,6 +171,7 @@ class Summary:
             elif isinstance(record, Experts):
                 summary.experts[record.layer] = record
                 self._stale_layers.add(record.layer)
+                self._note_routing(rank, record.step, record.layer, record.counts)
             elif isinstance(record, Meta):
                 summary.meta = record
             elif isinstance(record, Event):
@@ -197,13 +201,22 @@ class Summary:
                 )
         for layer, found in newest_experts.items():
             known = summary.experts.get(layer)
-            if known is None or known.step < found.step:
+            newer = known is None or known.step < found.step
+            if newer or rank == self._routing_rank:
                 try:
                     counts = _counts_decoder.decode(found.counts)
                 except (msgspec.MsgspecError, ValueError):
                     continue
+                self._note_routing(rank, found.step, layer, counts)
+            if newer:
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
                 self._stale_layers.add(layer)
+
+    def _note_routing(self, rank: int, step: int, layer: int, counts: Sequence[int]) -> None:
+        if self._routing_rank is None:
+            self._routing_rank = rank
+        if rank == self._routing_rank:
+            self.routing.add(step, layer, counts)
 
     def feed_node(self, host: str, records: Iterable[msgspec.Struct]) -> None:
         """Records of one node's agent, in order."""
@@ -215,6 +228,8 @@ class Summary:
                 summary = self.rank(record.rank)
                 summary.sample = record
                 summary.sample_host = host
+                if record.rss and record.beat_step > 0 and not record.gpu_uuid:
+                    self.timeline.note_rss(record.beat_step, record.rss)
                 self.launcher_exits.pop(host, None)  # a requeued job has started again
                 if summary.exit is not None and summary.exit.pid != record.pid:
                     summary.exit = None  # the launcher has started it again

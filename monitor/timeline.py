@@ -49,7 +49,8 @@ class Bucket:
     tokens: int = 0
     seconds: float = 0.0
     grad_norm: float | None = None
-    memory: int = 0
+    memory: int = 0  # torch's, of the largest rank
+    rss: int = 0  # of the largest process, where there is no GPU
 
     def add(self, other: Bucket) -> None:
         self.t = max(self.t, other.t)
@@ -60,6 +61,7 @@ class Bucket:
         self.seconds += other.seconds
         self.grad_norm = other.grad_norm if other.grad_norm is not None else self.grad_norm
         self.memory = max(self.memory, other.memory)
+        self.rss = max(self.rss, other.rss)
 
     def add_old(self, records: Sequence[OldStep]) -> None:
         """Column by column: a long history has millions of records."""
@@ -90,7 +92,7 @@ class Bucket:
             t=self.t,
             loss=self.loss_sum / self.losses if self.losses else None,
             tokens_per_s=ranks * self.tokens / self.seconds if self.seconds > 0 else None,
-            memory_used=self.memory or None,
+            memory_used=self.memory or self.rss or None,
             grad_norm=self.grad_norm,
             tokens=tokens_before + self.tokens,
         )
@@ -152,6 +154,11 @@ class Timeline:
         if self._waiting_records >= MOST_WAITING:
             self._add_up()
 
+    def note_rss(self, step: int, rss: int) -> None:
+        """Resident bytes of a rank's process in a step, whose records may not have been read yet."""
+        bucket = self._bucket(step)
+        bucket.rss = max(bucket.rss, rss)
+
     def _add_up(self) -> None:
         for step, records in self._waiting.items():
             self._bucket(step).add_steps(records)
@@ -209,9 +216,9 @@ class Timeline:
         stride = self.old.stride
         for key in sorted(self.old.buckets):
             step = min(key * stride + stride - 1, int(self._newest_from) - 1)
-            if step > shown:
+            if step > shown and self.old.buckets[key].records:
                 points.append(self.old.buckets[key].point(step, ranks, points[-1].tokens if points else 0))
-        for step in sorted(step for step in self.newest if step > shown):
+        for step in sorted(step for step, bucket in self.newest.items() if step > shown and bucket.records):
             points.append(self.newest[step].point(step, ranks, points[-1].tokens if points else 0))
         return tuple(points)
 

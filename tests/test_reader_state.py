@@ -368,3 +368,16 @@ def test_waiting_for_other_ranks_is_communication(tmp_path: Path) -> None:
     write(run.rank_file(0), meta(0), step(4))
     agent_on_far(run, T0 + 3, sample(0, T0 + 3, beat_t=T0 + 3, beat_step=4, beat_phase="sync"))
     assert read(run, now=T0 + 4).ranks[0].state is RankPhase.COMMUNICATION
+
+
+def test_points_on_cpu_have_the_largest_process_as_memory(tmp_path: Path) -> None:
+    run = make_run(tmp_path, state="finished", world_size=2)
+    for rank in (0, 1):
+        steps = [Step(t=100.0 + n, step=n, loss=1.0, tokens=10, step_s=1.0) for n in range(1, 6)]
+        write(run.rank_file(rank), *steps)
+    for n in range(1, 7):  # step 6 is never reported: it is no point
+        samples = [
+            RankSample(t=100.0 + n, rank=rank, pid=1, rss=n * 1000 + rank, beat_step=n) for rank in (0, 1)
+        ]
+        write(run.node_file("h"), *samples)
+    assert [point.memory_used for point in read(run).points] == [1001, 2001, 3001, 4001, 5001]

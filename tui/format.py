@@ -154,11 +154,17 @@ def bar(share: float, width: int, blocks: str = " ▏▎▍▌▋▊▉█") -> 
     return text.ljust(width)
 
 
-def spark(values: Iterable[float | None], width: int, levels: str = " ▁▂▃▄▅▆▇█") -> str:
-    """A one-line curve of the last `width` finite values."""
+def spark(
+    values: Iterable[float | None],
+    width: int,
+    levels: str = " ▁▂▃▄▅▆▇█",
+    scale: tuple[float, float] | None = None,
+) -> str:
+    """A one-line curve of the last `width` finite values, from lowest to highest or to `scale`."""
     tail = [value for value in values if value is not None and math.isfinite(value)][-width:]
     if not tail:
         return ""
-    low, high = min(tail), max(tail)
+    low, high = scale or (min(tail), max(tail))
+    tail = [max(low, min(high, value)) for value in tail]
     span = high - low
     return "".join(levels[1 + round((value - low) / span * 7)] if span else levels[4] for value in tail)

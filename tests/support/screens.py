@@ -187,6 +187,9 @@ class StillFeed:
     def watch(self, visible: bool) -> None:
         """Nothing is read, so nothing is paused."""
 
+    def attend(self, ranks: object) -> None:
+        """Nothing is read, so nothing is read oftener."""
+
     def close(self) -> None:
         """Nothing is open."""
 

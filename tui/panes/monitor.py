@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -13,23 +13,24 @@ from textual.containers import Container
 from textual.message import Message
 from textual.widget import Widget
 
-from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import RunDir, RunError
-from ftdash.monitor.state import RunState
 from ftdash.monitor.timeline import aligned
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.panes.base import Pane
-from ftdash.tui.panes.runs import RunsScreen
-from ftdash.tui.replaying import ReplayFeed
 from ftdash.tui.widgets.alerts import AlertList
 from ftdash.tui.widgets.chart import BrailleChart
 from ftdash.tui.widgets.gpu_strip import GpuStrip
 from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.heatmap import ExpertHeatmap
 from ftdash.tui.widgets.node_grid import NodeGrid
-from ftdash.tui.widgets.overview import Overview, on_gpu, promise
-from ftdash.tui.widgets.rank_table import RankTable
+from ftdash.tui.widgets.overview import Overview, mfu_seconds, on_gpu, promise
+from ftdash.tui.widgets.rank_table import RankTable, Standing
+from ftdash.tui.widgets.terms import PlanTerms, terms
+
+if TYPE_CHECKING:
+    from ftdash.monitor.rundir import RunDir
+    from ftdash.monitor.state import RunState
+    from ftdash.tui.replaying import ReplayFeed
 
 MANY_RANKS = 64  # from here on the node grid comes first
 ROOM_FOR_CURVE = 9  # lines left over below table and map, where the loss gets a wide curve
@@ -66,7 +67,9 @@ class MonitorPane(Pane):
         super().__init__(id="monitor")
         self._enlarged = 0
         self._heights: tuple[int, ...] = ()
-        self._memory: deque[float] = deque(maxlen=2000)  # the largest rank's, one for each state seen
+        self._memory: deque[float] = deque(
+            maxlen=2000
+        )  # the largest rank's, one for each state seen: where no step tells it
         self._run = ""
         self._other: RunState | None = None  # whose curves are laid over
 
@@ -83,11 +86,13 @@ class MonitorPane(Pane):
                 yield BrailleChart("Tokens/s", fmt.rate, id="speed")
                 yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss")
                 yield BrailleChart("Memory GB", fmt.gb, style=theme.VIOLET, id="memory")
+                yield PlanTerms(id="terms", classes="-empty")
                 yield AlertList(id="alerts")
 
     def on_mount(self) -> None:
         self.query_one(NodeGrid).display = False
         self.query_one(GpuStrip).display = False
+        self.query_one(ExpertHeatmap).display = False
         self.query_one(AlertList).show(())
 
     def first_focus(self) -> Widget:
@@ -115,21 +120,33 @@ class MonitorPane(Pane):
         cramped = self.has_class("-narrow") and self.has_class("-short")
         gpus.display = bool(state.gpus) and not many and not cramped
         heat.display = bool(state.experts) and (not (many and cramped) or self.has_class("-only-experts"))
+        standing = Standing.of(state.ranks)
         self._share_height(state, many)
         if many:
-            nodes.show(state.ranks, state.alerts)
-        table.show(state.ranks, state.alerts)
+            nodes.show(state.ranks, state.alerts, standing)
+        table.show(state.ranks, state.alerts, standing, mfu_seconds(state))
+        if self.cockpit.feed is not None:
+            self.cockpit.feed.attend(table.visible_ranks())
         if gpus.display:
             gpus.show(state.gpus)
-        heat.show(state.experts, next((r.aux_loss for r in state.ranks if r.aux_loss is not None), None))
+        aux_loss = next((rank.aux_loss for rank in state.ranks if rank.aux_loss is not None), None)
+        heat.show(state.experts, aux_loss, state.routing)
+        self._show_terms(state)
         self._show_curves(state)
         self.query_one(AlertList).show(state.alerts, state.notices, state.now)
+
+    def _show_terms(self, state: RunState) -> None:
+        widget, rows = self.query_one(PlanTerms), terms(state)
+        widget.set_class(not rows, "-empty")
+        if len(rows) != len(widget.rows):
+            widget.styles.height = len(rows) + 2
+        widget.show(rows)
 
     def _show_curves(self, state: RunState) -> None:
         said = promise(state) if on_gpu(state) else None
         speed_plan = said.tokens_per_s if said else None
         words = fmt.rate(state.tokens_per_s)
-        if speed_plan:
+        if speed_plan and self._other is None:
             words += f"  plan {theme.GLYPHS.dash} {fmt.rate(speed_plan)}"
         points = state.points
         other = aligned(points, self._other.points) if self._other is not None else []
@@ -153,10 +170,16 @@ class MonitorPane(Pane):
         largest = max((rank.memory_used or 0 for rank in state.ranks), default=0)
         if largest:
             self._memory.append(float(largest))
+        caption = f"largest rank {fmt.gb(largest)}" if largest else ""
+        if self._other is not None:
+            caption = f"{fmt.gb(largest or None)}  {name} {fmt.gb(beside.memory_used if beside else None)}"
+        by_step = [point.memory_used for point in points]
+        known = any(by_step)
         self.query_one("#memory", BrailleChart).show(
-            self._memory,
-            plan=said.memory if said else None,
-            caption=f"largest rank {fmt.gb(largest)}" if largest else "",
+            by_step if known else self._memory,
+            other=[point.memory_used if point else None for point in other] if known else (),
+            plan=said.reserved if said else None,
+            caption=caption,
         )
 
     def _share_height(self, state: RunState, many: bool) -> None:
@@ -222,6 +245,8 @@ class MonitorPane(Pane):
             self.state, self.trouble = state, trouble
 
     def action_compare(self) -> None:
+        from ftdash.tui.panes.runs import RunsScreen
+
         if self._other is not None:
             self._other = None
             self.cockpit.show_newest(self)
@@ -230,6 +255,8 @@ class MonitorPane(Pane):
 
     def _lay_over(self, run: RunDir) -> None:
         """Read the other run whole, in a thread: a long one takes seconds."""
+        from ftdash.monitor.reader import RunReader
+        from ftdash.monitor.rundir import RunError
 
         def read() -> None:
             try:
@@ -247,6 +274,8 @@ class MonitorPane(Pane):
         self.cockpit.show_newest(self)
 
     def _replay(self) -> ReplayFeed | None:
+        from ftdash.tui.replaying import ReplayFeed
+
         feed = self.cockpit.feed
         return feed if isinstance(feed, ReplayFeed) else None
 

@@ -183,7 +183,8 @@ class BrailleChart(LineWidget):
         canvas.curve(first, low, high, 0)
         if self.plan is not None and math.isfinite(self.plan):
             canvas.level(self.plan, low, high, 2)
-        rows = canvas.rows((self.style, theme.VIOLET, theme.DIM), theme.GLYPHS.ascii)
+        beside = theme.ACCENT if self.style is theme.VIOLET else theme.VIOLET
+        rows = canvas.rows((self.style, beside, theme.DIM), theme.GLYPHS.ascii)
         labels = {0: self.fmt(high), height - 1: self.fmt(low)} if height > 1 else {0: self.fmt(first[-1])}
         return [
             (*row, (" " + fit(labels.get(index, ""), label_width, right=True), theme.DIM))

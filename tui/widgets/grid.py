@@ -95,6 +95,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         super().__init__(id=id, classes=classes)
         self.items: list[Any] = []
         self._shown: dict[int, Line] = {}  # what each visible row looked like when it was last drawn
+        self._ready: dict[int, Line] = {}  # lines of the items as they are
         self._fitted: tuple[int, list[Column]] = (-1, [])
 
     def columns(self) -> Sequence[Column]:
@@ -122,6 +123,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         if not (self.items and items):
             self.refresh()  # the header comes or goes
         self.items = list(items)
+        self._ready.clear()
         if current is not None:
             wanted = self.identity(current)
             if not (self.cursor < len(self.items) and self.identity(self.items[self.cursor]) == wanted):
@@ -148,6 +150,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         """Draw everything again, as after a change of sorting or columns."""
         self._fitted = (-1, [])
         self._shown.clear()
+        self._ready.clear()
         self.refresh()
 
     def _visible(self) -> range:
@@ -165,6 +168,12 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         return self._fitted[1]
 
     def _line(self, index: int) -> Line:
+        line = self._ready.get(index)
+        if line is None:
+            line = self._ready[index] = self._formatted(index)
+        return line
+
+    def _formatted(self, index: int) -> Line:
         columns = self._columns()
         cells = self.cells(self.items[index], columns)
         if len(cells) == 1:
@@ -175,21 +184,20 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         return tuple(parts)
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width, base = self.size.width, self.visual_style.rich_style
         if self.empty and not self.items:
-            return to_strip(((f" {self.empty}" if y == 0 else "", theme.DIM),), width, self.rich_style)
+            return to_strip(((f" {self.empty}" if y == 0 else "", theme.DIM),), width, base)
         if self.HEADER and y == 0:
             header = [
                 (fit(column.title, column.width, right=column.right) + " ", self.header_style(column))
                 for column in self._columns()
             ]
-            return to_strip(header, width, self.rich_style)
+            return to_strip(header, width, base)
         index = y - self.HEADER + round(self.scroll_y)
         if not 0 <= index < len(self.items):
             self._shown[index] = ()
-            return to_strip((), width, self.rich_style)
+            return to_strip((), width, base)
         line = self._shown[index] = self._line(index)
-        base = self.rich_style
         if index == self.cursor:
             base = base + (theme.CURSOR if self.has_focus else theme.CURSOR_BLURRED)
         return to_strip(line, width, base)

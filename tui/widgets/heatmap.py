@@ -13,9 +13,10 @@ from rich.style import Style
 from textual import events
 from textual.binding import Binding
 
-from ftdash.monitor.state import ExpertLayer
+from ftdash.monitor.state import ExpertLayer, RoutingPoint
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
+from ftdash.tui.widgets.chart import resample
 from ftdash.tui.widgets.lines import Line, LineWidget, Part
 
 DEAD = 0.02  # below this share of the ideal load an expert counts as dead
@@ -130,6 +131,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         super().__init__(id=id)
         self.loads: tuple[ExpertLayer, ...] = ()
         self.aux_loss: float | None = None
+        self.routing: tuple[RoutingPoint, ...] = ()
         self.zoomed = False
         self.extremes = False
         self.row = self.column = 0
@@ -143,10 +145,16 @@ class ExpertHeatmap(LineWidget, can_focus=True):
         wide = max((len(layer.counts) for layer in layers), default=1) * WIDEST <= self.size.width - 4
         return len(layers) * (2 if wide else 1)
 
-    def show(self, layers: tuple[ExpertLayer, ...], aux_loss: float | None = None) -> None:
-        if layers is self.loads and aux_loss == self.aux_loss:
+    def show(
+        self,
+        layers: tuple[ExpertLayer, ...],
+        aux_loss: float | None = None,
+        routing: tuple[RoutingPoint, ...] = (),
+    ) -> None:
+        """`routing`: how even it was over the run, shown below the map."""
+        if layers is self.loads and aux_loss == self.aux_loss and routing is self.routing:
             return
-        self.loads, self.aux_loss = layers, aux_loss
+        self.loads, self.aux_loss, self.routing = layers, aux_loss, routing
         self._ratios = [ratios(layer) for layer in layers]
         self._summary = summarise(layers, 1)
         self._pooled = (0, 0, [])
@@ -169,9 +177,23 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             title = "  ".join(words)
         if title != self.border_title:
             self.border_title = title
-        subtitle = self._cell_words() if self.has_focus and self.loads else ""
+        subtitle = (self._cell_words() if self.has_focus else self._routing_words()) if self.loads else ""
         if subtitle != (self.border_subtitle or ""):
             self.border_subtitle = subtitle
+
+    def _routing_words(self) -> str:
+        """The coefficient of variation and the entropy over the run, each on the scale that it can have."""
+        if not self.routing:
+            return ""
+        newest, room = self.routing[-1], 24 if self.size.width >= 90 else 8
+        variations = resample([point.variation for point in self.routing], min(room, len(self.routing)))
+        entropies = resample([point.entropy for point in self.routing], min(room, len(self.routing)))
+        most = max(1.0, *(point.variation for point in self.routing))
+        levels = theme.GLYPHS.levels
+        return (
+            f"CV {newest.variation:.2f} {fmt.spark(variations, room, levels, (0.0, most))}"
+            f"  entropy {newest.entropy:.2f} {fmt.spark(entropies, room, levels, (0.0, 1.0))}"
+        )
 
     def _cell_words(self) -> str:
         layer = self.loads[self.row]

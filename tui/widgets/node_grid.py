@@ -14,7 +14,7 @@ from ftdash.monitor.state import Alert, RankPhase, RankState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.widgets.lines import Line, LineWidget, Part
-from ftdash.tui.widgets.rank_table import Medians, slow_ranks
+from ftdash.tui.widgets.rank_table import Standing
 
 NAME_WIDTH = 10
 
@@ -70,17 +70,32 @@ class NodeGrid(LineWidget, can_focus=True):
         super().__init__(id=id)
         self.nodes: list[tuple[str, list[RankState]]] = []
         self.cells: list[list[Part]] = []  # of each node, in the order of `nodes`
+        self._noted: set[int] = set()
         self.cursor = 0
         self.border_title = "Nodes"
 
-    def show(self, ranks: Sequence[RankState], alerts: Sequence[Alert] = ()) -> None:
+    def show(
+        self, ranks: Sequence[RankState], alerts: Sequence[Alert] = (), standing: Standing | None = None
+    ) -> None:
+        before, cells_before, noted_before = self.nodes, self.cells, self._noted
         nodes: dict[str, list[RankState]] = {}
         for rank in ranks:
             nodes.setdefault(rank.host or "?", []).append(rank)
         self.nodes = list(nodes.items())
         noted = {number for alert in alerts if len(alert.ranks) < len(ranks) for number in alert.ranks}
-        noted |= slow_ranks(ranks, Medians.of(ranks))
-        self.cells = [[look(rank, noted) for rank in members] for members in nodes.values()]
+        noted |= (standing or Standing.of(ranks)).slow
+        self._noted = noted
+        if noted == noted_before and len(before) == len(nodes):
+            self.cells = [
+                cells if node == old else [look(rank, noted) for rank in node[1]]
+                for node, old, cells in zip(self.nodes, before, cells_before, strict=True)
+            ]
+        else:
+            self.cells = [[look(rank, noted) for rank in members] for members in nodes.values()]
+        if self.cells == cells_before and [host for host, _ in before] == list(nodes):
+            if self._drawn_for != self.size:
+                self.redraw()
+            return
         self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
         ill = sum(style is theme.BAD or style is theme.WARN for cells in self.cells for _, style in cells)
         title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"

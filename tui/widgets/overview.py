@@ -27,9 +27,10 @@ LONGEST_NAME = 28
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the plan promised, where it did: bytes on a device, tokens/s of the whole run."""
+    """What the plan promised, where it did: bytes on a device and reserved by torch, tokens/s of the run."""
 
     memory: float | None = None
+    reserved: float | None = None
     tokens_per_s: float | None = None
 
 
@@ -39,6 +40,7 @@ def promise(state: RunState) -> Promise:
     per_gpu = _number(stored, "time", "tokens_per_s_per_gpu")
     return Promise(
         memory=_number(stored, "memory", "device"),
+        reserved=_number(stored, "memory", "reserved"),
         tokens_per_s=None if per_gpu is None else per_gpu * max(1, state.manifest.world_size),
     )
 
@@ -47,6 +49,13 @@ def _number(stored: dict[str, Any], section: str, key: str) -> float | None:
     part = stored.get(section)
     value = part.get(key) if isinstance(part, dict) else None
     return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def mfu_seconds(state: RunState) -> float | None:
+    """The plan's FLOP of a step over its GPUs' peak rate: divided by a step's time, its MFU."""
+    stored = state.manifest.predicted or {}
+    mfu, step_s = _number(stored, "time", "mfu"), _number(stored, "time", "step_s")
+    return mfu * step_s if mfu and step_s and on_gpu(state) else None
 
 
 def on_gpu(state: RunState) -> bool:
@@ -161,4 +170,7 @@ class Overview(LineWidget):
                 (f"  {word} ", theme.DIM),
                 (fmt.signed_percent(share) + mark, theme.WARN if missed else theme.OK),
             ]
+        useful_s, step_s = mfu_seconds(state), state.measured.get("step_s")
+        if useful_s and step_s:
+            parts += [("  MFU ", theme.DIM), (fmt.percent(useful_s / step_s), theme.TEXT)]
         return [("  plan:", theme.DIM), *parts] if parts else []

@@ -72,6 +72,19 @@ def slow_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How ranks stand to one another: medians, and who is slower than its peers."""
+
+    medians: Medians
+    slow: set[int]
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankState]) -> Standing:
+        medians = Medians.of(ranks)
+        return cls(medians, slow_ranks(ranks, medians))
+
+
 ORDINARY = frozenset((RankPhase.COMPUTE, RankPhase.COMMUNICATION, RankPhase.FINISHED))
 
 
@@ -149,14 +162,15 @@ def arrange(
     needle: str = "",
     fold: bool = False,
     group: str = "",
+    standing: Standing | None = None,
 ) -> list[Row]:
     """The rows to show. `needle` filters by rank, host, device, state or note; `group`: "", node, state."""
-    medians = Medians.of(ranks)
+    standing = standing or Standing.of(ranks)
+    medians, slow = standing.medians, standing.slow
     notes: dict[int, str] = {}
     for alert in alerts:
         for number in alert.ranks if len(alert.ranks) < max(2, len(ranks)) else ():
             notes.setdefault(number, alert.text)
-    slow = slow_ranks(ranks, medians)
     loud = slow.union(notes, {rank.rank for rank in ranks} - ordinary_ranks(ranks, medians))
 
     def row(rank: RankState) -> RankRow:
@@ -249,6 +263,8 @@ class RankTable(Grid):
         super().__init__(id=id)
         self.ranks: tuple[RankState, ...] = ()
         self.alerts: tuple[Alert, ...] = ()
+        self.standing = Standing.of(())
+        self.mfu_s: float | None = None
         self.sort = Sort.RANK
         self.descending = False
         self.fold: bool | None = None  # None: fold when the ranks do not fit
@@ -256,8 +272,16 @@ class RankTable(Grid):
         self.needle = ""
         self.border_title = "Ranks"
 
-    def show(self, ranks: tuple[RankState, ...], alerts: tuple[Alert, ...] = ()) -> None:
-        self.ranks, self.alerts = ranks, alerts
+    def show(
+        self,
+        ranks: tuple[RankState, ...],
+        alerts: tuple[Alert, ...] = (),
+        standing: Standing | None = None,
+        mfu_s: float | None = None,
+    ) -> None:
+        """`mfu_s`: over a rank's step time, its model FLOP utilisation; None where nobody planned it."""
+        self.ranks, self.alerts, self.mfu_s = ranks, alerts, mfu_s
+        self.standing = standing or Standing.of(ranks)
         self._arrange()
 
     @property
@@ -274,6 +298,13 @@ class RankTable(Grid):
                 return ranks[0]
         return None
 
+    def visible_ranks(self) -> set[int]:
+        """The ranks that have a line of their own on the screen, and the selected one."""
+        rows = [self.items[index] for index in self._visible() if index < len(self.items)]
+        ranks = {row.state.rank for row in rows if isinstance(row, RankRow)}
+        chosen = self.selected_rank()
+        return ranks if chosen is None else ranks | {chosen.rank}
+
     def _arrange(self) -> None:
         rows = arrange(
             self.ranks,
@@ -283,6 +314,7 @@ class RankTable(Grid):
             needle=self.needle,
             fold=self.folding,
             group=self.group,
+            standing=self.standing,
         )
         words = [f"Ranks {len(self.ranks):,}"]
         if self.needle:
@@ -316,6 +348,7 @@ class RankTable(Grid):
             Column("speed", "tok/s", 7, right=True),
             Column("step", "step", 6, right=True),
             Column("step_s", "step s", 6, right=True, drop=3),
+            *([Column("mfu", "MFU", 4, right=True, drop=11)] if self.mfu_s else []),
             Column("wait", "wait", 6, right=True, drop=9),
             Column("loss", "loss", 6, right=True, drop=10),
             Column("state", "state", 14, grow=True),
@@ -406,6 +439,9 @@ class RankTable(Grid):
                 return fmt.number(rank.step), theme.TEXT
             case "step_s":
                 return _step_time(rank.step_s), theme.TEXT
+            case "mfu":
+                useful = self.mfu_s / rank.step_s if self.mfu_s and rank.step_s else None
+                return fmt.percent(useful), theme.DIM
             case "wait":
                 return fmt.seconds(rank.data_s) if rank.data_s else fmt.UNKNOWN, theme.DIM
             case "loss":
