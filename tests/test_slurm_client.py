@@ -146,6 +146,13 @@ def test_a_controller_that_does_not_answer_is_an_error_after_the_timeout(
         client.call("squeue", "--json", timeout_s=0.2)
 
 
+def test_the_job_around_us_does_not_change_what_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_CONF", "SLURM_MEM_PER_CPU", "SLURM_JOB_ID", "SLURM_TIME_FORMAT", "SQUEUE_STATES"):
+        monkeypatch.setenv(name, "1")
+    said = client.call("env").splitlines()
+    assert [line for line in said if line.startswith(("SLURM", "SQUEUE"))] == ["SLURM_CONF=1"]
+
+
 def test_slurms_own_message_is_kept_for_a_refused_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

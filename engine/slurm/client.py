@@ -86,9 +86,15 @@ def available() -> bool:
     return shutil.which("sbatch") is not None and shutil.which("scontrol") is not None
 
 
+def environment() -> dict[str, str]:
+    """Ours without what changes Slurm's commands: formats and filters, and the options of a job around us."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    ours = re.compile(r"(SLURM|SBATCH|SALLOC|SRUN|SQUEUE|SINFO|SACCT|SCONTROL)_")
+    return {key: value for key, value in os.environ.items() if key in kept or not ours.match(key)}
+
+
 def call(*argv: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> str:
     """Standard output of a Slurm command. Raises SlurmError with Slurm's own words."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("SBATCH_", "SQUEUE_"))}
     try:
         done = subprocess.run(
             argv,
@@ -98,7 +104,7 @@ def call(*argv: str, timeout_s: float = TIMEOUT_S, stdin: str | None = None) -> 
             errors="replace",  # a job's name may be any bytes
             timeout=timeout_s,
             check=False,
-            env=env,
+            env=environment(),
             # All files here are closed on exec. Closed one by one before it, a file whose file system hangs
             # would hold up this whole program, which waits with the interpreter's lock for the child.
             close_fds=False,

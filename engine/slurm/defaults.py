@@ -12,9 +12,9 @@ from ftdash.engine.slurm import client
 from ftdash.engine.slurm.client import Node
 from ftdash.engine.slurm.options import SlurmOptions
 
-KNOWN_S = 60.0
+KNOWN_S, FAILED_S = 60.0, 10.0
 _asking = threading.Lock()
-_asked = float("-inf")
+_due = 0.0  # monotonic
 _site: Site | client.SlurmError = client.SlurmError("sinfo was not asked yet")
 
 GPUS = re.compile(r"(?:^|,)gpu(?::(?P<kind>[^:,()]+))?:(?P<count>\d+)(?=[,(]|$)")
@@ -74,15 +74,15 @@ def ask_site() -> Site:
 
 
 def known_site() -> Site:
-    """`ask_site`, asked anew after a minute at the soonest, also when it failed. Raises SlurmError."""
-    global _asked, _site
+    """`ask_site`, asked anew after a minute at the soonest, or ten seconds after it failed. Raises SlurmError."""
+    global _due, _site
     with _asking:
-        if time.monotonic() - _asked > KNOWN_S:
-            _asked = time.monotonic()
+        if time.monotonic() >= _due:
             try:
-                _site = ask_site()
+                _site, known_s = ask_site(), KNOWN_S
             except client.SlurmError as error:
-                _site = error
+                _site, known_s = error, FAILED_S
+            _due = time.monotonic() + known_s
     if isinstance(_site, client.SlurmError):
         raise _site
     return _site

@@ -99,6 +99,7 @@ def _start(argv: Sequence[str], log: Path, heard: bool) -> subprocess.Popen[str]
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE if heard else subprocess.DEVNULL,
             stderr=said,
+            env=client.environment(),
             text=True,
             errors="replace",
             start_new_session=True,
