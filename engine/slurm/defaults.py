@@ -74,7 +74,7 @@ def ask_site() -> Site:
 
 
 def known_site() -> Site:
-    """`ask_site`, asked anew after a minute at the soonest, or ten seconds after it failed. Raises SlurmError."""
+    """`ask_site`, asked anew a minute later at the soonest, ten seconds if it failed. Raises SlurmError."""
     global _due, _site
     with _asking:
         if time.monotonic() >= _due:
