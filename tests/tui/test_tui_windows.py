@@ -64,3 +64,23 @@ def test_options_stand_closer_before_one_is_cut() -> None:
     cut = plain(choice.draw(30, 1))
     assert "[fsdp]" in cut
     assert cut.endswith("…")
+
+
+async def test_x_shows_each_part_of_the_monitor_alone_and_then_all_again(tmp_path: Path) -> None:
+    parts = {"Ranks 4", "Experts: load", "Tokens/s", "Loss"}
+    async with cockpit(tmp_path, pane="monitor", size=SMALL, state=screens.run_state(4)) as (app, pilot):
+        for alone in ({"Ranks 4"}, {"Experts: load"}, {"Tokens/s", "Loss"}, parts):
+            await pilot.press("x")
+            await until(
+                pilot, lambda wanted=alone: {part for part in parts if part in screen_text(app)} == wanted
+            )
+            assert app.screen.focused is not None
+
+
+async def test_a_dense_model_has_no_experts_to_enlarge(tmp_path: Path) -> None:
+    state = screens.run_state(4, moe=False)
+    async with cockpit(tmp_path, pane="monitor", size=SMALL, state=state) as (app, pilot):
+        await pilot.press("x")
+        await until(pilot, lambda: "Loss" not in screen_text(app))
+        await pilot.press("x")
+        await until(pilot, lambda: "Loss" in screen_text(app) and "Ranks 4" not in screen_text(app))

@@ -96,7 +96,13 @@ class MonitorPane(Pane):
         self.query_one(AlertList).show(())
 
     def first_focus(self) -> Widget:
-        return self.query_one(RankTable)
+        match self.PARTS[self._enlarged]:
+            case "-only-experts":
+                return self.query_one(ExpertHeatmap)
+            case "-only-curves":
+                return self.query_one(AlertList)
+            case _:
+                return self.query_one(RankTable)
 
     def needle_target(self) -> Widget:
         return self.query_one(RankTable)
@@ -115,11 +121,12 @@ class MonitorPane(Pane):
         many = len(state.ranks) > MANY_RANKS
         nodes, table, gpus = self.query_one(NodeGrid), self.query_one(RankTable), self.query_one(GpuStrip)
         heat = self.query_one(ExpertHeatmap)
-        nodes.display = many
+        large = self.PARTS[self._enlarged]
+        nodes.display = many and large != "-only-experts"
         # On the smallest terminals the ranks come first; x still shows the experts by themselves.
         cramped = self.has_class("-narrow") and self.has_class("-short")
-        gpus.display = bool(state.gpus) and not many and not cramped
-        heat.display = bool(state.experts) and (not (many and cramped) or self.has_class("-only-experts"))
+        gpus.display = bool(state.gpus) and not many and not cramped and not large
+        heat.display = bool(state.experts) and (large == "-only-experts" or not (large or (many and cramped)))
         standing = Standing.of(state.ranks)
         self._share_height(state, many)
         if many:
@@ -232,10 +239,17 @@ class MonitorPane(Pane):
     def action_enlarge(self) -> None:
         self.remove_class(*filter(None, self.PARTS))
         self._enlarged = (self._enlarged + 1) % len(self.PARTS)
+        if self.PARTS[self._enlarged] == "-only-experts" and not self.query_one(ExpertHeatmap).loads:
+            self._enlarged += 1  # a dense model has none
         if self.PARTS[self._enlarged]:
             self.add_class(self.PARTS[self._enlarged])
         self._heights = ()
-        self.call_after_refresh(self.cockpit.show_newest, self)
+        self.call_after_refresh(self._enlarge)
+
+    def _enlarge(self) -> None:
+        """What had the focus may be gone from the screen, and the keys of the pane with it."""
+        self.cockpit.show_newest(self)
+        self.first_focus().focus()
 
     class OtherRead(Message):
         """The run whose curves are to be laid over was read, or could not be."""
