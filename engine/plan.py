@@ -180,6 +180,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quantize_experts: bool = False
     quant_storage: str = "bf16"
     kbit_upcast: KbitUpcast | None = None  # None: all under mixed precision where FSDP does not shard
+    old_bitsandbytes: bool = False  # before 0.43.2, whose 4-bit linears keep their inputs
     adapter_dtype: str | None = None  # "fp32" | "bf16"
     expert_lora: ExpertLora = ExpertLora.NONE
 

@@ -68,7 +68,7 @@ def test_every_flag_reaches_its_field() -> None:
             "--micro-batch 2 --grad-accum 3 --seq-len 4096 --batching longest --mean-len 700 "
             "--checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
-            "--activation-offload --kbit-upcast norms --reentrant "
+            "--activation-offload --kbit-upcast norms --old-bitsandbytes --reentrant "
             "--unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
             "--lora-dropout 0"
         )
@@ -107,6 +107,7 @@ def test_every_flag_reaches_its_field() -> None:
             "activation_offload": True,
             "unsharded_init": True,
             "kbit_upcast": "norms",
+            "old_bitsandbytes": True,
             "reentrant": True,
             "untied_head": True,
             "wrap_embeddings": True,

@@ -218,3 +218,11 @@ def test_a_k_bit_base_takes_more_where_its_norms_are_fp32() -> None:
         memory(precision="bf16", **fields).allocated
         == memory(precision="bf16", kbit_upcast="none", **fields).allocated
     )
+
+
+def test_old_bitsandbytes_kept_the_inputs_of_4_bit_linears() -> None:
+    """Of gate and up, and of down; q and v keep theirs for the adapters, the kernel that of o."""
+    fields = {"strategy": "none", "model": "llama-2-70b", "method": "qlora", "seq_len": 1024}
+    fields |= {"checkpointing": "none", "precision": "bf16", "gpus": 1, "lora_targets": ["q_proj", "v_proj"]}
+    old, new = (memory(old_bitsandbytes=old, **fields).peak.activations for old in (True, False))
+    assert old - new == 80 * 1024 * 2 * (8192 + 28_672)

@@ -76,6 +76,7 @@ PLANS = st.builds(
     unsharded_init=st.booleans(),
     kbit_upcast=st.sampled_from([None, *KbitUpcast]),
     reentrant=st.booleans(),
+    old_bitsandbytes=st.booleans(),
     lora_dropout=st.sampled_from([0.0, 0.1]),
     untied_head=st.booleans(),
     wrap_embeddings=st.booleans(),

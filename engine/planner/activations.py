@@ -85,6 +85,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.precision,
         0 if p.attention is Attention.FLASH else p.seq_len,
         needs_mask(p),
+        p.old_bitsandbytes,
         p.lora_rank,
         p.lora_dropout > 0,
         p.dora,
@@ -127,8 +128,7 @@ def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Li
     """Whether any of these linears keeps its input: all do in full training, only adapted ones under LoRA.
 
     bitsandbytes before 0.43.2 kept the input of frozen 4-bit linears too (its release notes: 10.1 GB a
-    sequence of 1,024 on a 70B). A plan names no version, so they are counted: only a run without
-    checkpointing notices, and too much is the safer side.
+    sequence of 1,024 on a 70B).
     """
     if adapted is None:
         return True
@@ -138,7 +138,7 @@ def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Li
 
 
 def _keeps_input(s: Setting) -> bool:
-    return s.dtypes.quant is not None and quant_of(s.plan) in BITSANDBYTES
+    return s.plan.old_bitsandbytes and s.dtypes.quant is not None and quant_of(s.plan) in BITSANDBYTES
 
 
 def _is_packed(s: Setting, linear: Linear) -> bool:

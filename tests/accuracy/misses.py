@@ -35,6 +35,6 @@ WHY = {
     "M230": "20 GiB of activations in flight where 13 would do: what Transformer Engine keeps in 8 bits is "
     "modelled for the inputs of linears alone",
     "M253": "nvidia-smi with uneven routing in 16 GPUs; 46 GiB are states, logits and activations",
-    "S001": "settings from the recipe's script: how full its packed sequences are is not said",
+    "S001": '"35.6GB" is read as decimal; as GiB, as nvidia-smi counts, it is 4 % off',
     "S002": "as S001, with parameters on the host",
 }

@@ -108,6 +108,8 @@ def plan_of(row: Row) -> Plan:
 _TORCHTITAN_HOLDS_LOGITS_UNTIL = "2024-06-12"  # pytorch/torchtitan#391: `del pred` before backward
 _TORCHTITAN_WRAPS_EMBEDDINGS_FROM = "2025-07-28"  # pytorch/torchtitan#1094
 _TRANSFORMERS_UPCASTS_UNTIL = "2024-09"  # huggingface/transformers 4.45 leaves the logits in 16 bits
+_BITSANDBYTES_KEEPS_INPUTS_UNTIL = "2024-07"  # bitsandbytes 0.43.2, of the 23rd of that month; LitGPT
+# pinned an older one until after October 2024 (Lightning-AI/litgpt#710, #1767).
 # These runs use transformers' Trainer, whose compute_loss returns the loss alone and lets go of the logits.
 _TRAINER = ("huggingface/peft", "QwenLM", "fms-acceleration", "LongLoRA")
 
@@ -132,6 +134,8 @@ def _framework(row: Row) -> dict[str, object]:
     if "Megatron-Bridge" in row.source:
         fields |= _recipe(f)
     held = not any(trainer in row.source for trainer in _TRAINER)
+    old = date < _BITSANDBYTES_KEEPS_INPUTS_UNTIL or "litgpt" in row.source
+    fields["old_bitsandbytes"] = "bnb" in f["method"] and old
     # It checkpointed re-entrantly before 5; everybody else puts PyTorch's wrapper inside the FSDP unit.
     fields["reentrant"] = not held
     if "HF CE fp32 logits" in f["loss_impl"] and held and date < _TRANSFORMERS_UPCASTS_UNTIL:

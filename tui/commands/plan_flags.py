@@ -91,6 +91,7 @@ SWITCHES = {
     "compile": "torch.compile on the blocks",
     "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
     "activation-offload": "move saved activations to the host",
+    "old-bitsandbytes": "before 0.43.2, whose 4-bit linears keep their inputs",
     "reentrant": "the model checkpoints its blocks re-entrantly (transformers' default before 5)",
     "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
     "loading)",
