@@ -63,7 +63,7 @@ class GpuStrip(LineWidget):
         share = (
             gpu.memory_used / gpu.memory_total if gpu.memory_used is not None and gpu.memory_total else 0.0
         )
-        style = theme.BAD if share > 0.95 else theme.WARN if share > 0.88 else theme.ACCENT
+        style = theme.fullness(share)
         util = fmt.UNKNOWN if gpu.util is None else f"{gpu.util}%"
         power = fmt.UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W"
         heat = fmt.UNKNOWN if gpu.temp_c is None else f"{gpu.temp_c}°"

@@ -13,6 +13,7 @@ from typing import ClassVar
 from rich.style import Style
 from textual.binding import Binding
 
+from ftdash.monitor.reader import spread_s
 from ftdash.monitor.state import Alert, RankPhase, RankState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
@@ -92,8 +93,9 @@ def ordinary_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
     """Ranks of which nothing differs enough to deserve a line of its own."""
     least_s, most_s = _around(medians.step_s)
     least, most = _around(medians.memory)
-    first = -math.inf if medians.step is None else medians.step - 1
-    last = math.inf if medians.step is None else medians.step + 1
+    apart = 1 + spread_s(len(ranks)) / (medians.step_s or math.inf)
+    first = -math.inf if medians.step is None else medians.step - apart
+    last = math.inf if medians.step is None else medians.step + apart
     usual = _usual_throttles(ranks)
     return {
         rank.rank
@@ -415,7 +417,7 @@ class RankTable(Grid):
                 if not rank.memory_used or not rank.memory_total:
                     return "", theme.DIM
                 share = rank.memory_used / rank.memory_total
-                style = theme.BAD if share > 0.95 else theme.WARN if share > 0.88 else theme.ACCENT
+                style = theme.fullness(share)
                 return fmt.bar(share, 8, theme.GLYPHS.blocks), style
             case "memory":
                 total = f"/{fmt.gb(rank.memory_total)}" if rank.memory_used and rank.memory_total else ""
