@@ -57,6 +57,11 @@ HEAT_STYLES = (
 )
 
 
+def fullness(share: float) -> Style:
+    """The colour of a memory bar: amber from where an alert warns, not of every well-filled GPU."""
+    return BAD if share >= 0.98 else WARN if share >= 0.95 else ACCENT
+
+
 class Glyphs(msgspec.Struct, frozen=True):
     """Every symbol that a widget draws, so that a poor terminal gets another set."""
 
