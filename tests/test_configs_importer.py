@@ -67,6 +67,7 @@ def test_an_axolotl_file_is_read_whole(tmp_path):
             "micro_batch_size": 2,
             "gradient_accumulation_steps": 8,
             "gradient_checkpointing": True,
+            "sample_packing": True,
             "flash_attention": True,
             "bf16": "auto",
             "optimizer": "paged_adamw_8bit",
@@ -94,6 +95,23 @@ def test_an_axolotl_file_is_read_whole(tmp_path):
         gpus=8,
     )
     assert notes == []
+
+
+def test_an_axolotl_file_that_pads_and_checkpoints_reentrantly_says_so(tmp_path):
+    path = written(
+        tmp_path,
+        "axolotl.yaml",
+        {
+            "base_model": "meta-llama/Llama-3.1-8B",
+            "adapter": "lora",
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": True},
+            "dp_shard_size": 4,
+        },
+    )
+    plan, notes = plan_from_file(path)
+    assert plan.reentrant
+    assert any("samples are padded" in note for note in notes)
 
 
 def test_a_deepspeed_file_gives_its_world_size_away(tmp_path):

@@ -262,6 +262,8 @@ def _axolotl(data: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[str
         fields["reentrant"] = isinstance(kwargs, dict) and kwargs.get("use_reentrant") is True
     elif "checkpointing" not in fields:
         fields["checkpointing"] = "none"
+    if not data.get("sample_packing"):
+        notes.append("samples are padded, not packed: --batching longest --mean-len N counts what that costs")
     world = data.get("dp_shard_size")
     if isinstance(world, int) and world > 0:
         fields["gpus"] = world * fields.get("replicate", 1) * fields.get("tp", 1) * fields.get("cp", 1)

@@ -28,7 +28,7 @@ SHORTEST_FOR_CP = 16_384  # context parallelism costs attention traffic and is f
 
 class Candidate(msgspec.Struct, frozen=True):
     plan: Plan
-    tokens_per_s_per_gpu: float
+    tokens_per_s_per_gpu: float  # of data, without padding
     reserved: int  # bytes
     headroom: int  # bytes left on the GPU
 
@@ -59,7 +59,7 @@ def search(plan: Plan, limit: int | None = None) -> Search:
         memory = memory_of(s)
         if not memory.fits:
             continue
-        speed = traffic_and_time(s)[1].tokens_per_s_per_gpu
+        speed = traffic_and_time(s)[1].useful_tokens_per_s_per_gpu
         found.append(Candidate(candidate, speed, memory.reserved, memory.headroom))
     found.sort(key=lambda c: c.tokens_per_s_per_gpu, reverse=True)
     ranked = _by_memory_where_equal(found)
