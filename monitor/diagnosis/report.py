@@ -11,16 +11,16 @@ _SHOWN_FRAMES = 6
 
 def _headline(diagnosis: Diagnosis) -> str:
     verdict = diagnosis.verdict
-    sure = f"{verdict.confidence:.0%} sure"
+    sure = f" ({verdict.confidence:.0%} sure)" if verdict.confidence else ""
     if verdict.culprits:
-        return f"{verdict.kind}: rank {rank_list(c.rank for c in verdict.culprits)} ({sure})"
+        return f"{verdict.kind}: rank {rank_list(c.rank for c in verdict.culprits)}{sure}"
     titles = {
         Kind.SLOW: "slow, not stuck",
         Kind.HEALTHY: "healthy: nobody is stuck",
         Kind.NETWORK: "nobody differs: network or hardware",
         Kind.NO_EVIDENCE: "no evidence",
     }
-    return f"{titles.get(Kind(verdict.kind), verdict.kind)} ({sure})"
+    return f"{titles.get(Kind(verdict.kind), verdict.kind)}{sure}"
 
 
 def _group_title(group: Group) -> str:

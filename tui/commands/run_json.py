@@ -11,6 +11,7 @@ from typing import Any
 from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState, RunState
+from ftdash.tui import format as fmt
 
 
 def print_json(value: Any) -> None:
@@ -97,12 +98,10 @@ def _rank_json(rank: RankState) -> dict[str, Any]:
 
 
 def progress_line(state: RunState) -> str:
-    """The run in one line: step, loss, throughput, memory per rank."""
+    """The run in one line: step, loss, throughput, the largest rank's memory."""
     steps = f"{state.step:,}/{state.max_steps:,}" if state.max_steps else f"{state.step:,}"
     loss = f"{state.loss:.4f}" if state.loss is not None else "-"
     rate = f"{state.tokens_per_s:,.0f}" if state.tokens_per_s is not None else "-"
-    memory = " ".join(
-        f"{rank.rank}:{rank.memory_used / 2**20:,.0f}" for rank in state.ranks[:8] if rank.memory_used
-    )
+    largest = max((rank.memory_used or 0 for rank in state.ranks), default=0)
     line = f"{state.state:<8} step {steps}  loss {loss}  {rate} tokens/s"
-    return line + (f"  MiB per rank {memory}" if memory else "")
+    return line + (f"  largest rank {fmt.size(largest)}" if largest else "")

@@ -7,6 +7,7 @@ import argparse
 from ftdash.monitor.logs.lines import strip_ansi
 from ftdash.monitor.rundir import find_run
 from ftdash.monitor.state import RankState, RunState
+from ftdash.tui import format as fmt
 from ftdash.tui.commands.run_json import print_json, progress_line, read_once, status_json
 
 
@@ -45,8 +46,8 @@ def _plain(line: str) -> str:
 def _rank_line(rank: RankState) -> str:
     loss = f"{rank.loss:.4f}" if rank.loss is not None else "-"
     rate = f"{rank.tokens_per_s:,.0f}" if rank.tokens_per_s is not None else "-"
-    memory = f"{rank.memory_used / 2**20:,.0f} MiB" if rank.memory_used is not None else "-"
-    age = f"{rank.heartbeat_age_s:.1f} s ago" if rank.heartbeat_age_s is not None else "never heard"
+    memory = fmt.size(rank.memory_used) if rank.memory_used is not None else "-"
+    age = f"{fmt.duration(rank.heartbeat_age_s)} ago" if rank.heartbeat_age_s is not None else "never heard"
     return (
         f"  rank {rank.rank:>4}  {rank.host or '-'}  pid {rank.pid or '-'}  step {rank.step:,}  loss {loss}  "
         f"{rate} tokens/s  {memory}  {rank.state}, {age}"
