@@ -28,7 +28,7 @@ class NewAgents:
         self._run = run
         self._tried: dict[str, _Tried] = {}
         self._busy = threading.Lock()
-        self._told = ""
+        self.told = ""  # what has come of it last
 
     def look(self, state: RunState) -> RunState:
         """The state, with what has come of it; silent machines are seen to in a thread."""
@@ -42,15 +42,18 @@ class NewAgents:
                 tried.times += 1
                 tried.due = now + BETWEEN_TRIES_S if tried.times < TRIES else float("inf")
             threading.Thread(target=self._start, args=(due,), name="new-agents", daemon=True).start()
-        return replace(state, notices=(*state.notices, self._told)) if self._told else state
+        return replace(state, notices=(*state.notices, self.told)) if self.told else state
 
     def _start(self, hosts: set[str]) -> None:
         names = ", ".join(sorted(hosts))
         try:
             if start_on(self._run, hosts):
-                self._told = f"the agent on {names} was gone: another is beside the ranks"
+                gone = f"the agent on {names} was gone: another is"
+                if len(hosts) > 1:
+                    gone = f"the agents on {names} were gone: others are"
+                self.told = f"{gone} beside the ranks"
         except RunError as error:
-            self._told = f"no new agent beside the ranks: {error}"
+            self.told = f"no new agent beside the ranks: {error}"
         finally:
             self._busy.release()
 
@@ -59,6 +62,14 @@ def silent_hosts(state: RunState) -> set[str]:
     """Other machines of the run whose agents have fallen silent."""
     ranks = {rank for alert in state.alerts if alert.code == "node-silent" for rank in alert.ranks}
     return {rank.host for rank in state.ranks if rank.rank in ranks}
+
+
+def offered(state: RunState) -> RunState:
+    """The state, with what a person can do about silent machines."""
+    if state.state in FINAL or state.manifest.attached or not silent_hosts(state):
+        return state
+    offer = f"a new agent on each of the silent nodes: ftdash agent --adopt {state.run}"
+    return replace(state, notices=(*state.notices, offer))
 
 
 def start_on(run: RunDir, hosts: set[str]) -> bool:

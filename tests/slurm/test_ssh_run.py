@@ -164,7 +164,7 @@ def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
     assert stopped["state"] == "stopped"
 
 
-def test_a_killed_agent_ends_no_training_and_its_host_is_reached_through_ssh(hosts: Hosts) -> None:
+def test_a_killed_agent_ends_no_training_and_another_takes_its_place_through_ssh(hosts: Hosts) -> None:
     where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "100000"]
     started = json.loads(hosts.ftdash(*LAUNCH, *where, "--json").stdout)
     run, folder = started["run"], Path(started["dir"])
@@ -182,8 +182,17 @@ def test_a_killed_agent_ends_no_training_and_its_host_is_reached_through_ssh(hos
         verdict["verdict"]["evidence"]
     )
     assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
+    command = [sys.executable, "-m", "ftdash.tui.cli", "watch", run, "--json"]
+    with subprocess.Popen(command, env=hosts.env, stdout=subprocess.PIPE) as watch:
+        assert watch.stdout is not None
+        for line in watch.stdout:
+            if "the agent on alpha was gone: another is beside the ranks" in json.loads(line)["notices"]:
+                watch.kill()
+    again = [procs.environ(pid)["FTDASH_NODE_NAME"] for pid in procs.pids_of_run(folder, procs.AGENT_ENV)]
+    assert sorted(again) == HOSTS
     stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
     assert stopped["state"] == "stopped"
+    assert stopped["exit_codes"]["launcher"] is not None
     assert not procs.pids_of_run(folder)
 
 

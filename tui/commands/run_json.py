@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ftdash.engine.launch.again import offered
 from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.rundir import RunDir
 from ftdash.monitor.state import RankState, RunState
@@ -34,7 +35,7 @@ def plain(value: Any) -> Any:
 def read_once(run: RunDir) -> RunState:
     """The run as it is now, its whole history read. Raises RunError."""
     run.check_owner()
-    return reader_for(run).read_whole()
+    return offered(reader_for(run).read_whole())
 
 
 def run_summary(run: RunDir) -> dict[str, Any]:

@@ -39,11 +39,13 @@ def run(args: argparse.Namespace) -> int:
     found = find_run(args.run, args.runs)
     found.check_owner()
     state = None
+    told: set[str] = set()
     for state in follow(found, interval_s):
         if args.json:
             print_json(status_json(state))
         else:
             print(progress_line(state), flush=True)
+            tell_notices(state, told)
     assert state is not None
     if not args.json and state.manifest.reason:
         print(f"{state.state}: {state.manifest.reason}")
@@ -58,7 +60,7 @@ def follow(run: RunDir, interval_s: float = LINE_S, reader: RunReader | None = N
     shown_at = 0.0
     while True:
         state = agents.look(reader.poll())
-        key = (state.state, state.step)
+        key = (state.state, state.step, agents.told)
         ended = state.state in FINAL and not reader.behind
         due = key != shown and time.monotonic() - shown_at >= interval_s
         if ended or due or not shown:
