@@ -46,6 +46,16 @@ BEAT_FILE = re.compile(r"rank-(\d{1,7})\.beat")
 NODE_FILE = re.compile(r"node-(.+)\.jsonl")
 
 
+def spread_s(ranks: int) -> float:
+    """By how many seconds the figures of one rank may be older than those of another, in a run of so many."""
+    return (_turns(ranks) - 1) * TURN_S
+
+
+def _turns(ranks: int) -> int:
+    """In how many polls every rank of so many has its turn."""
+    return max(1, min(MOST_TURNS, ranks // RANKS_A_TURN))
+
+
 @dataclass(slots=True)
 class _Followed:
     """One telemetry file: of a rank, or of a node. [history, history_end) is still to be read."""
@@ -184,8 +194,7 @@ class RunReader:
 
     @property
     def _turns(self) -> int:
-        """In how many polls everything has its turn."""
-        return max(1, min(MOST_TURNS, len(self.summary.ranks) // RANKS_A_TURN))
+        return _turns(len(self.summary.ranks))
 
     def _due_ranks(self) -> Collection[int] | None:
         """The ranks that are made anew in this poll; None: all of them."""

@@ -153,3 +153,12 @@ async def test_an_alert_is_acknowledged_by_a_key_and_comes_back_on_demand() -> N
         assert [alert.text for alert in alerts.alerts] == ["first"]
         await pilot.press("A")
         assert len(alerts.alerts) == 2
+
+
+def test_ranks_of_a_large_run_may_be_as_far_apart_as_their_turns() -> None:
+    ranks = [
+        structs.replace(rank, step=120 + rank.rank % 4, step_s=1.0) for rank in screens.run_state(1024).ranks
+    ]
+    assert [type(row) for row in arrange(ranks, fold=True)] == [FoldedRow]
+    ranks[700] = structs.replace(ranks[700], step=100)
+    assert [row.state.rank for row in arrange(ranks, fold=True) if isinstance(row, RankRow)] == [700]
