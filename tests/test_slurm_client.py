@@ -274,3 +274,16 @@ def test_long_lines_that_srun_tore_are_whole_again() -> None:
             starts = range(0, len(line) + 1, PIECE_BYTES)
             torn += [f"{task}: {line[start : start + PIECE_BYTES]}" for start in starts]
     assert by_task("\n".join(torn)) == {"0": lines, "1": lines}
+
+
+@pytest.mark.parametrize(
+    ("told", "gpus"),
+    [
+        ("TRES=cpu=2,gres/gpu=16,gres/gpu:h100=16 JOB_GRES=gpu:h100:16", 16),
+        ("TRES=cpu=2 JOB_GRES=gpu:4", 4),  # a site that does not account for GPUs
+        ("TRES=cpu=2 JOB_GRES=nic:1,gpu:a100:8(IDX:0-7)", 8),
+        ("TRES=cpu=2 JOB_GRES=(null)", 0),
+    ],
+)
+def test_gpus_of_a_job_are_counted_whatever_the_site_accounts_for(told: str, gpus: int) -> None:
+    assert client.job_from_scontrol(client.parse_scontrol(f"JobId=7 {told}")[0]).gpus == gpus

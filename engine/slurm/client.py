@@ -275,7 +275,9 @@ def parse_scontrol(text: str) -> list[dict[str, str]]:
 
 def job_from_scontrol(record: dict[str, str]) -> Job:
     """A job from one record of `scontrol show job -o`."""
-    gpus = re.search(r"gres/gpu=(\d+)", record.get("TRES", "") + record.get("AllocTRES", ""))
+    gpus = re.search(r"gres/gpu=(\d+)", record.get("TRES", "") + record.get("AllocTRES", "")) or re.search(
+        r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", record.get("JOB_GRES", "")
+    )
     nodes = record.get("NodeList", "")
     reason = record.get("Reason", "")
     return Job(

@@ -67,9 +67,8 @@ def stay_beside(
     not shown them, so it shares them; before 22.05 such a step waits for the job's own, and goes without.
     Raises SlurmError.
     """
-    job = client.job(job_id)
     said = ""
-    for devices in (True, False) if job is not None and job.gpus else (False,):
+    for devices in (True, False):
         step = _start([*_step(job_id, nodes, devices=devices), *argv], log, heard)
         try:
             if _waited(step, is_there):
