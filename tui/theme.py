@@ -5,6 +5,8 @@ Every state has a symbol and a word besides its colour, so that 16 colours, or n
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,18 +17,34 @@ from ftdash.tui.splash import wants_ascii
 if TYPE_CHECKING:
     from textual.theme import Theme
 
+
+def has_few_colours(environ: Mapping[str, str]) -> bool:
+    """True for terminals of 16 colours, told from the names that Rich reads, too."""
+    if environ.get("COLORTERM", "").strip().lower() in ("truecolor", "24bit"):
+        return False
+    return environ.get("TERM", "").rpartition("-")[2] not in ("256color", "kitty")
+
+
+FEW_COLOURS = has_few_colours(os.environ)
+
+
+def _colour(soft: str, plain: str) -> str:
+    """`plain` is one of the 16: the nearest one to a soft colour is mostly grey, and would say nothing."""
+    return plain if FEW_COLOURS else soft
+
+
 BACKGROUND = "#0e1318"
 SURFACE = "#141b22"
 # Nearly grey on purpose: with 256 colours (tmux, ssh) a bluer one turns into loud teal.
 LINE = "#363d44"
-CURSOR_COLOUR = "#2a3036"
+CURSOR_COLOUR = _colour("#2a3036", "#0000aa")
 FOREGROUND = "#c8d1da"
-DIM_COLOUR = "#748290"
-ACCENT_COLOUR = "#5fb7d4"
-OK_COLOUR = "#74c08c"
-WARN_COLOUR = "#e0a94a"
-BAD_COLOUR = "#ea6a66"
-VIOLET_COLOUR = "#a99be6"
+DIM_COLOUR = _colour("#748290", "#aaaaaa")
+ACCENT_COLOUR = _colour("#5fb7d4", "#00aaaa")
+OK_COLOUR = _colour("#74c08c", "#00aa00")
+WARN_COLOUR = _colour("#e0a94a", "#aa5500")
+BAD_COLOUR = _colour("#ea6a66", "#ff5555")
+VIOLET_COLOUR = _colour("#a99be6", "#aa00aa")
 
 TEXT = Style(color=FOREGROUND)
 BOLD = Style(color="#eef2f6", bold=True)
@@ -38,10 +56,10 @@ OK = Style(color=OK_COLOUR)
 WARN = Style(color=WARN_COLOUR)
 BAD = Style(color=BAD_COLOUR, bold=True)
 VIOLET = Style(color=VIOLET_COLOUR)
-PINK = Style(color="#d98ab8")
-SLATE = Style(color="#8fa3b5")
+PINK = Style(color=_colour("#d98ab8", "#ff55ff"))
+SLATE = Style(color=_colour("#8fa3b5", "#aaaaaa"))
 CURSOR = Style(bgcolor=CURSOR_COLOUR, bold=True)
-CURSOR_BLURRED = Style(bgcolor="#1f2429")
+CURSOR_BLURRED = Style(bgcolor=_colour("#1f2429", "#000000"))
 MATCH = Style(color="#0e1318", bgcolor=WARN_COLOUR)
 
 # Memory terms, in the order of a stacked bar: each has a shade of its own as well as a colour.

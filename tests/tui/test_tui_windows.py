@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 
 from ftdash.monitor.state import Alert
@@ -84,3 +88,16 @@ async def test_a_dense_model_has_no_experts_to_enlarge(tmp_path: Path) -> None:
         await until(pilot, lambda: "Loss" not in screen_text(app))
         await pilot.press("x")
         await until(pilot, lambda: "Loss" in screen_text(app) and "Ranks 4" not in screen_text(app))
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "xterm-256color"])
+def test_what_is_good_costly_and_bad_keeps_a_colour_of_its_own(terminal: str) -> None:
+    code = (
+        "from ftdash.tui import theme; from rich.color import ColorSystem as S\n"
+        "system = S.STANDARD if theme.FEW_COLOURS else S.EIGHT_BIT\n"
+        "styles = (theme.TEXT, theme.ACCENT, theme.OK, theme.WARN, theme.BAD)\n"
+        "print(theme.FEW_COLOURS, len({style.color.downgrade(system).number for style in styles}))"
+    )
+    environment = {**os.environ, "TERM": terminal, "COLORTERM": ""}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert told.stdout.split() == [str(terminal == "xterm"), "5"], told.stderr
