@@ -38,3 +38,15 @@ WHY = {
     "S001": '"35.6GB" is read as decimal; as GiB, as nvidia-smi counts, it is 4 % off',
     "S002": "as S001, with parameters on the host",
 }
+
+_LOOP = "likely the loop over experts of 2024: it goes backward one expert at a time, all are counted at once"
+_LIGER = "Liger's RMSNorm and RoPE keep less than the eager ones, which only --compile can say"
+_GIST = "attention kernel and optimizer of that training code are not stated"
+
+WHY_AFTERWARDS = {
+    **dict.fromkeys(("N009", "N010", "N021", "N029", "N031", "N032"), _LOOP),
+    **dict.fromkeys(("N041", "N042", "N045", "N052", "N053", "N054"), _LIGER),
+    **dict.fromkeys(("N071", "N072", "N075", "N077"), _GIST),
+    "N081": "how the memory was read is not stated",
+    "N082": "not understood: an fp32 copy of the logits less than M002, the same settings half a year later",
+}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ftdash.engine.plan import PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.result import Prediction
-from tests.accuracy.misses import WHY
+from tests.accuracy.misses import WHY, WHY_AFTERWARDS
 from tests.accuracy.rows import Inexpressible, Row, is_fitted, plan_of
 
 GIB = 2**30
@@ -117,7 +117,7 @@ def render_afterwards(found: list[Comparison]) -> str:
         text.append(_line(f"  {source[-52:]}", errors_of(part, lambda c: c.memory_error), speed=False))
     text += [
         f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
-        f" ({c.memory_error:+.0%})\n"
+        f" ({c.memory_error:+.0%}): {WHY_AFTERWARDS.get(c.row.id, 'not understood')}\n"
         for c in misses(trusted)
     ]
     return "".join(text)
