@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ftdash.engine.check.backend import Backend, backend_of_accelerate, backend_of_plan, stage_in_name
 from ftdash.engine.check.documents import Document, DocumentError, Kind, Sourced, read_document
 from ftdash.engine.check.pyscript import UNKNOWN, Call, Script
 from ftdash.engine.check.shell import Launch, Shell
@@ -30,28 +30,6 @@ _PLUGINS = {
     "FullyShardedDataParallelPlugin": ("FSDP", "fsdp_config", "fsdp_"),
     "DeepSpeedPlugin": ("DEEPSPEED", "deepspeed_config", ""),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """`name` is ddp, fsdp1, fsdp2 or zero; `stage` is set under zero."""
-
-    name: str
-    where: str
-    stage: int = 0
-
-    @property
-    def shards(self) -> bool:
-        """Whether a rank holds only a part of the weights."""
-        return self.name.startswith("fsdp") or self.stage == 3
-
-    @property
-    def label(self) -> str:
-        return (
-            f"ZeRO-{self.stage}"
-            if self.name == "zero"
-            else {"ddp": "DDP", "fsdp1": "FSDP1"}.get(self.name, "FSDP2")
-        )
 
 
 class Bundle:
@@ -166,11 +144,11 @@ class Bundle:
     def backend(self) -> Backend | None:
         """The sharding that the files ask for; None when they do not say."""
         for document in self.of(Kind.ACCELERATE):
-            if found := _accelerate_backend(document):
+            if found := backend_of_accelerate(document):
                 return self._with_stage(found)
         for document in self.of(Kind.AXOLOTL):
             if named := document.get("deepspeed"):
-                return self._with_stage(Backend("zero", named.where, _stage_in_name(str(named.value))))
+                return self._with_stage(Backend("zero", named.where, stage_in_name(str(named.value))))
             if document.get("fsdp") or document.get("fsdp_config"):
                 version = document.get("fsdp_version") or document.get("fsdp_config", "fsdp_version")
                 version = version or document.get("fsdp_config", "version")
@@ -184,7 +162,7 @@ class Bundle:
             version = self.fsdp_option("version")
             return Backend("fsdp1" if version and str(version.value) == "1" else "fsdp2", fsdp.where)
         if deepspeed := self.argument("deepspeed"):
-            return Backend("zero", deepspeed.where, _stage_in_name(str(deepspeed.value)))
+            return Backend("zero", deepspeed.where, stage_in_name(str(deepspeed.value)))
         for document, _, call in self.script_calls():
             if call.last == "fully_shard":
                 return Backend("fsdp2", document.at(call.line))
@@ -195,7 +173,7 @@ class Bundle:
             if call.last in ("DistributedDataParallel", "DDP"):
                 return Backend("ddp", document.at(call.line))
         for plan in self.plans:
-            if (name := _plan_backend(plan.value)) is not None:
+            if (name := backend_of_plan(plan.value)) is not None:
                 return Backend(name[0], plan.where, name[1])
         return self._launched_backend()
 
@@ -480,33 +458,3 @@ def _literal(text: str) -> Any:
 
 def _release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
-
-
-def _stage_in_name(text: str) -> int:
-    match = re.search(r"(?:zero|stage|z)[_-]?([123])", text.lower())
-    return int(match.group(1)) if match else 0
-
-
-def _accelerate_backend(document: Document) -> Backend | None:
-    kind = document.get("distributed_type")
-    if kind is None:
-        return None
-    name = str(kind.value).upper()
-    if name == "FSDP":
-        version = document.get("fsdp_config", "fsdp_version")
-        return Backend("fsdp2" if version and str(version.value) == "2" else "fsdp1", kind.where)
-    if name == "DEEPSPEED":
-        stage = document.get("deepspeed_config", "zero_stage")
-        return Backend("zero", kind.where, stage.value if stage and isinstance(stage.value, int) else 0)
-    if name.startswith("MULTI_"):
-        return Backend("ddp", kind.where)
-    return None
-
-
-def _plan_backend(plan: dict[str, Any]) -> tuple[str, int] | None:
-    strategy = str(plan.get("strategy", ""))
-    if strategy.startswith("zero"):
-        return "zero", int(strategy[-1])
-    if strategy in ("fsdp", "fsdp-no-reshard", "hsdp"):
-        return "fsdp2", 0
-    return {"fsdp1": ("fsdp1", 0), "ddp": ("ddp", 0)}.get(strategy)

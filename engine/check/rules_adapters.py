@@ -283,7 +283,7 @@ def lora_on_tensor_parallel(bundle: Bundle) -> Iterator[Finding]:
         if call.last == "from_pretrained" and "tp_plan" in call.kwargs:
             parallel = document.at(call.line)
     for plan in bundle.plans:
-        if int(plan.value.get("tp") or 1) > 1:
+        if isinstance(tp := plan.value.get("tp"), int) and tp > 1:
             parallel = plan.where
     if parallel is None or bundle.adapters is None:
         return

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from ftdash.engine.check.bundle import Backend, Bundle
+from ftdash.engine.check.backend import Backend
+from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Kind, words
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.objects import Role

@@ -17,7 +17,7 @@ from ftdash.engine.configs.remedies import flags, remedy
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.mesh import warnings as mesh_warnings
 from ftdash.engine.model.shape import ModelShape
-from ftdash.engine.plan import ExpertLora, Method, Offload, Plan, PlanError, Strategy
+from ftdash.engine.plan import LARGEST_COUNT, ExpertLora, Method, Offload, Plan, PlanError, Strategy
 
 
 @check
@@ -34,9 +34,12 @@ def plans(bundle: Bundle) -> Iterator[Finding]:
             yield error("plan-invalid", document.name, f"not a plan: {problem}", "write it with ftdash plan")
             continue
         yield from _misspelt(stored, document)
-        yield from plan_findings(plan, bundle.model[0] if bundle.model else None, document.name)
-        if not refusal(plan, bundle.model[0] if bundle.model else None):
-            yield from _not_planned(plan, document.name)
+        shape = bundle.model[0] if bundle.model else None
+        counts = [getattr(plan, name) for name in LARGEST_COUNT]
+        countable = all(count is None or count > 0 for count in counts)
+        # What cannot be launched says more than what cannot be planned, but needs counts to reason with.
+        invalid = [] if countable and refusal(plan, shape) else list(_not_planned(plan, document.name))
+        yield from invalid or plan_findings(plan, shape, document.name)
 
 
 def _not_planned(plan: Plan, where: str) -> Iterator[Finding]:

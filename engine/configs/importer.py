@@ -281,8 +281,8 @@ def _axolotl_adapter(data: dict[str, Any], fields: dict[str, Any]) -> None:
     elif isinstance(modules, str):
         fields["lora_targets"] = (modules,)
     if saved := data.get("lora_modules_to_save"):
-        fields["modules_to_save"] = tuple(map(str, saved))
-    if any("expert" in str(name) for name in data.get("lora_target_parameters") or []):
+        fields["modules_to_save"] = tuple(map(str, saved if isinstance(saved, list) else [saved]))
+    if "expert" in str(data.get("lora_target_parameters")):
         fields["expert_lora"] = "full"
     if data.get("peft_use_dora"):
         fields["dora"] = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -69,19 +68,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("localhost", 0))
         return int(listener.getsockname()[1])
-
-
-def deepspeed_json(folder: Path, stage: int) -> Path:
-    path = folder / "deepspeed.json"
-    config = {
-        "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
-        "gradient_clipping": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "train_batch_size": "auto",
-        "gradient_accumulation_steps": "auto",
-    }
-    path.write_text(json.dumps(config))
-    return path
 
 
 def script(*flags: str, output_dir: Path, model: str = "tiny-qwen3", steps: int = STEPS) -> list[str]:

@@ -77,6 +77,11 @@ CASES = {
         {"r.sh": "CUDA_VISIBLE_DEVICES=0,1,2,3 python t.py\n", "t.py": "from transformers import Trainer\n"},
         {"r.sh": "CUDA_VISIBLE_DEVICES=0 python t.py\n", "t.py": "from transformers import Trainer\n"},
     ),
+    "plan-invalid#strategy": ({"p.json": {"strategy": "zero", "model": "qwen3-8b", "gpus": 8}}, {"p.json": {"strategy": "zero1", "model": "qwen3-8b", "gpus": 8}}),
+    "plan-invalid#count": (
+        {"p.json": {"strategy": "fsdp", "model": "qwen3-8b", "gpus": 0, "tp": 0, "method": "lora"}},
+        {"p.json": {"strategy": "fsdp", "model": "qwen3-8b", "gpus": 8, "tp": 1, "method": "lora"}},
+    ),
     "plan-invalid#unknown-model": (
         {"p.json": {"strategy": "zero3", "model": "qwen9-8b", "gpus": 8}}, {"p.json": {"strategy": "zero3", "model": "qwen3-8b", "gpus": 8}},
     ),
