@@ -14,6 +14,7 @@ from ftdash.engine.launch.local import launch
 from ftdash.engine.launch.spec import LaunchSpec
 from ftdash.monitor import records
 from ftdash.monitor.inject import own
+from ftdash.monitor.inject.roots import Roots
 from ftdash.monitor.rundir import RunDir
 from tests.support.train import free_port
 from tests.support.zoo import eventually
@@ -90,8 +91,8 @@ def test_a_plain_loop_reports_every_optimizer_step():
         meta, steps = told(run, rank)
         assert (meta.wrapped_class, meta.world_size, meta.rank) == ("DistributedDataParallel", 2, rank)
         assert [step.step for step in steps] == [1, 2, 3, 4, 5]
-        assert steps[0].loss is None  # the model is found at the end of the first step
-        assert all(4 < step.loss < 6 and step.tokens == 2 * 2 * 10 and step.lr == 1e-3 for step in steps[1:])
+        assert all(4 < step.loss < 6 and step.lr == 1e-3 for step in steps)
+        assert all(step.tokens == 2 * 2 * 10 for step in steps[1:])  # the model is found after the first
         assert all(step.forward_s > 0 and step.backward_s > 0 and step.optimizer_s > 0 for step in steps[1:])
     assert sorted(path.name for path in run.telemetry.glob("rank-*.jsonl")) == [
         "rank-0.jsonl",
@@ -123,8 +124,59 @@ def test_a_deepspeed_loop_reports_one_step_for_all_parts_of_its_optimizer():
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_loss_module_beside_the_model_tells_the_loss():
-    run = run_to_end(sys.executable, str(SCRIPTS / "criterion_loop.py"))
+@pytest.mark.parametrize("script", ["criterion_loop.py", "functional_loop.py"])
+def test_a_loss_beside_the_model_is_told_from_the_first_step(script):
+    run = run_to_end(sys.executable, str(SCRIPTS / script))
     _, steps = told(run, 0)
     assert [step.step for step in steps] == [1, 2, 3, 4]
-    assert all(3.9 < step.loss < 4.6 and step.tokens == 2 * 2 * 8 for step in steps[1:])  # log(64) is 4.16
+    assert all(3.9 < step.loss < 4.6 for step in steps)  # log(64) is 4.16
+    assert all(step.tokens == 2 * 2 * 8 for step in steps[1:])
+
+
+@pytest.fixture
+def roots():
+    """What hears backward, put around torch's own and taken away again."""
+    import torch
+
+    heard, backward, scale = Roots(), torch.autograd.backward, torch.amp.GradScaler.scale
+    heard.listen(torch.autograd)
+    heard.listen_to_scaler(torch.amp.grad_scaler)
+    yield heard
+    torch.autograd.backward, torch.amp.GradScaler.scale = backward, scale
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda loss, _: loss,
+        lambda loss, _: loss / 2,
+        lambda loss, _: loss * 0.5,
+        lambda loss, _: loss * 65536.0,
+        lambda loss, scaler: scaler.scale(loss),
+    ],
+    ids=["whole", "divided", "halved", "scaled", "scaler"],
+)
+def test_the_loss_is_the_mean_of_the_micro_batches_whatever_part_backward_got(roots, part):
+    import torch
+
+    weight = torch.ones(1, requires_grad=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for value in (3.0, 5.0):
+        part((weight * value).sum(), scaler).backward()
+        weight.grad = None
+    assert float(roots.take()) == 4.0
+    assert roots.take() is None
+
+
+def test_backward_inside_backward_and_of_several_values_is_no_loss(roots):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    weight = torch.ones(3, requires_grad=True)
+    (checkpoint(torch.square, weight, use_reentrant=True).sum() + 1).backward()
+    assert (roots.count, float(roots.take())) == (1, 4.0)
+    torch.autograd.backward(weight * 2, torch.ones(3))
+    torch.autograd.backward([weight.sum(), (weight * 2).sum()])
+    with pytest.raises(RuntimeError, match="scalar"):
+        (weight * 2).backward()
+    assert roots.take() is None

@@ -1,9 +1,10 @@
 """Follows a training script that does not report itself, from the first step of its first optimizer on.
 
 Torch's global optimizer hooks tell the steps; hooks on the model that owns the optimizer's parameters tell
-phases, tokens and loss, and hooks on loss modules beside it the loss of a model that returns none. A
-transformers Trainer gets the callback instead, through its public list. A process that never steps an
-optimizer (launcher, data loader worker, compile worker) leaves no trace.
+phases, tokens and loss, hooks on loss modules beside it the loss of a model that returns none, and what
+backward starts from the loss of every other loop. A transformers Trainer gets the callback instead, through
+its public list. A process that never steps an optimizer (launcher, data loader worker, compile worker) leaves
+no trace.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ftdash.monitor.inject.roots import Roots
+
 IGNORED_LABEL = -100
 
 
 def arm() -> None:
-    """Act once torch's optimizers or transformers' Trainer are imported; costs nothing before."""
+    """Act once parts of torch or transformers' Trainer are imported; costs nothing before."""
     follower = Follower()
-    actions = {"torch.optim.optimizer": follower.listen, "transformers.trainer": follower.offer_callback}
+    actions = {
+        "torch.autograd": follower.roots.listen,
+        "torch.amp.grad_scaler": follower.roots.listen_to_scaler,
+        "torch.optim.optimizer": follower.listen,
+        "transformers.trainer": follower.offer_callback,
+    }
     sys.meta_path.insert(0, AfterImport(actions))
 
 
@@ -60,6 +68,7 @@ class Follower:
     def __init__(self) -> None:
         self.hook: Any = None
         self.off = False  # somebody else reports, or following failed
+        self.roots = Roots()
         self._handles: list[Any] = []
         self._forwards = 0
         self._tokens: Any = 0
@@ -76,7 +85,7 @@ class Follower:
         ]
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self.hook is not None and not self.off and self._forwards:
+        if self.hook is not None and not self.off and (self._forwards or self.roots.count):
             self.hook.enter("optimizer")
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -85,8 +94,8 @@ class Follower:
         try:
             if self.hook is None:
                 self._begin(optimizer)
-            elif self._forwards:  # several optimizers, or one by parts, make one step after their forwards
-                self._step(optimizer)
+            elif self._forwards or self.roots.count:
+                self._step(optimizer)  # several optimizers, or one by parts, make one step
         except Exception as error:
             self._give_up(error)
 
@@ -107,7 +116,7 @@ class Follower:
         ]
         self._handles += [loss.register_forward_hook(self._after_loss) for loss in loss_modules(model)]
         self.hook.start_steps()
-        self.hook.step(lr=_rate(optimizer))
+        self.hook.step(loss=self.roots.take(), lr=_rate(optimizer))
         self.hook.enter("data")
 
     def _before_forward(self, model: Any, args: Any) -> None:
@@ -140,7 +149,8 @@ class Follower:
             self._losses += 1
 
     def _step(self, optimizer: Any) -> None:
-        loss = self._loss / self._losses if self._losses else None
+        started_from = self.roots.take()
+        loss = self._loss / self._losses if self._losses else started_from
         self.hook.step(loss=loss, tokens=self._tokens, lr=_rate(optimizer))
         self._forwards, self._losses, self._loss, self._tokens = 0, 0, None, 0
         self.hook.enter("data")
@@ -148,6 +158,7 @@ class Follower:
     def stop(self) -> None:
         """Report nothing from here on."""
         self.off = True
+        self.roots.stop()
         for handle in self._handles:
             handle.remove()
         self._handles = []
