@@ -1,4 +1,4 @@
-"""Every form of training that a CPU can carry really runs, is what it says, and leaves a model that loads."""
+"""What rehearsals do not show of real training: equal steps, ranks of adapters, counted tokens, refusals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from ftdash.monitor import records
 from tests.support import train
@@ -31,12 +30,6 @@ def fsdp2(folder: Path, processes: int = 2, **changes: object) -> list[str]:
     return train.accelerate(
         train.accelerate_yaml(folder, processes, distributed_type="FSDP", fsdp_config=config, **extra)
     )
-
-
-def zero(folder: Path, stage: int) -> list[str]:
-    config = {"deepspeed_config_file": str(train.deepspeed_json(folder, stage))}
-    fields = {"distributed_type": "DEEPSPEED", "deepspeed_config": config, "mixed_precision": None}
-    return train.accelerate(train.accelerate_yaml(folder, 2, **fields))
 
 
 def ddp(folder: Path) -> list[str]:
@@ -137,37 +130,6 @@ def test_fsdp2_with_full_state_dicts_saves_plain_checkpoints(tmp_path):
     assert (tmp_path / "out" / "checkpoint-4" / "model.safetensors").stat().st_size > 0
 
 
-def test_hsdp_shards_inside_and_replicates_across(tmp_path):
-    mesh = {
-        "parallelism_config_dp_replicate_size": 2,
-        "parallelism_config_dp_shard_size": 2,
-        "parallelism_config_tp_size": 1,
-        "parallelism_config_cp_size": 1,
-    }
-    launcher = fsdp2(tmp_path, 4, parallelism_config=mesh)
-    done = train.run(
-        launcher,
-        train.script("--strategy", "hsdp", "--replicate", "2", output_dir=tmp_path / "out"),
-        tmp_path,
-    )
-    assert trained(done, "hsdp", world=4).dtensor_params > 0
-    config = yaml.safe_load((tmp_path / "accelerate.yaml").read_text())
-    assert config["num_processes"] == 4
-
-
-@pytest.mark.parametrize("variant", ["lora", "qlora"])
-def test_adapters_learn_under_fsdp2(tmp_path, variant):
-    done = train.run(
-        fsdp2(tmp_path),
-        train.script("--strategy", "fsdp", "--variant", variant, output_dir=tmp_path / "out"),
-        tmp_path,
-    )
-    meta = trained(done, "fsdp")
-    assert 0 < meta.adapter_params == meta.trainable_params < meta.total_params
-    assert (meta.quantized_layers > 0) is (variant == "qlora")
-    assert adapter_moved(done)
-
-
 def test_moe_lora_gives_experts_their_share_of_the_rank(tmp_path):
     from safetensors.torch import load_file
 
@@ -210,47 +172,6 @@ def test_full_fine_tune_of_a_moe_counts_its_tokens_under_fsdp2(tmp_path):
         assert len(set(totals.values())) == 1
         assert totals[0] > 0
         assert totals[0] % meta.top_k == 0
-
-
-@pytest.mark.parametrize("stage", [1, 2, 3])
-def test_zero_stage_is_the_one_asked_for(tmp_path, stage):
-    done = train.run(
-        zero(tmp_path, stage),
-        train.script("--strategy", f"zero{stage}", output_dir=tmp_path / "out"),
-        tmp_path,
-    )
-    meta = trained(done, f"zero{stage}")
-    assert (meta.distributed_type, meta.wrapped_class, meta.zero_stage) == (
-        "DEEPSPEED",
-        "DeepSpeedEngine",
-        stage,
-    )
-    assert meta.total_params == meta.trainable_params > 250_000
-    assert loads(done)
-
-
-def test_zero3_carries_lora(tmp_path):
-    done = train.run(
-        zero(tmp_path, 3),
-        train.script("--strategy", "zero3", "--variant", "lora", output_dir=tmp_path / "out"),
-        tmp_path,
-    )
-    assert trained(done, "zero3").adapter_params > 0
-    assert adapter_moved(done)
-
-
-def test_deepspeed_launcher_starts_it(tmp_path):
-    launcher = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", "2", "--master_port"]
-    launcher = [*launcher, str(train.free_port()), "--module", "ftdash.engine.train"]
-    arguments = train.script(
-        "--strategy",
-        "zero2",
-        "--deepspeed",
-        str(train.deepspeed_json(tmp_path, 2)),
-        output_dir=tmp_path / "out",
-    )
-    done = train.run(launcher, arguments[2:], tmp_path)
-    assert trained(done, "zero2").zero_stage == 2
 
 
 def reference_losses(model: str, dp_size: int, grad_accum: int) -> list[float]:
@@ -304,12 +225,10 @@ def reference_losses(model: str, dp_size: int, grad_accum: int) -> list[float]:
 @pytest.mark.parametrize(
     ("model", "strategy", "world", "flags", "dp_size", "grad_accum"),
     [
-        ("tiny-qwen3", "tp", 2, ["--tp", "2"], 1, 1),
-        ("tiny-moe", "ep", 2, ["--ep", "2"], 2, 1),
         ("tiny-qwen3", "fsdp", 4, ["--tp", "2"], 2, 1),
         ("tiny-moe", "ep", 4, ["--ep", "2", "--tp", "2", "--grad-accum", "2"], 2, 2),
     ],
-    ids=["tp", "ep-fsdp", "tp-fsdp", "ep-tp-fsdp"],
+    ids=["tp-fsdp", "ep-tp-fsdp"],
 )
 def test_the_plain_loop_takes_the_steps_of_one_process(
     tmp_path, model, strategy, world, flags, dp_size, grad_accum
@@ -323,12 +242,6 @@ def test_the_plain_loop_takes_the_steps_of_one_process(
     assert meta.dtensor_params > 0
     assert done.losses() == pytest.approx(reference_losses(model, dp_size, grad_accum), abs=2e-3)
     assert loads(done)
-
-
-def test_a_single_process_trains_without_any_launcher(tmp_path):
-    alone = train.run([sys.executable], train.script(output_dir=tmp_path / "out"), tmp_path)
-    assert trained(alone, "none", world=1).distributed_type == "NO"
-    assert loads(alone)
 
 
 def test_asking_for_fsdp_and_getting_ddp_is_an_error_with_one_line(tmp_path):

@@ -175,3 +175,14 @@ def loads(path: Path, base: Path | None = None) -> list[str]:
     if made.shape[1] < prompt.shape[1] + 1:
         raise ConvertError(f"{path}: generated no token")
     return [*said, f"it generates a token ({int(made[0, -1])})"]
+
+
+def adapters_learned(folder: Path) -> str:
+    """That every adapter in a PEFT folder moved: LoRA's B matrices start at zero. Raises ConvertError."""
+    tensors = {name: tensor for name, tensor in _tensors_in(folder).items() if "lora_B" in name}
+    still = [name for name, tensor in tensors.items() if not bool(tensor.any())]
+    if still or not tensors:
+        raise ConvertError(
+            f"{folder}: {len(still)} of {len(tensors)} adapters did not learn, first {still[:1]}"
+        )
+    return f"{len(tensors)} adapters learned: none of their B matrices is zero any more"

@@ -195,7 +195,10 @@ class _Stage:
         ]
 
     def loaded(self) -> list[str]:
-        return verify.loads(self.out / "final", self.model if self.plan.method is not Method.FULL else None)
+        final = self.out / "final"
+        if self.plan.method is Method.FULL:
+            return verify.loads(final)
+        return [*verify.loads(final, self.model), verify.adapters_learned(final)]
 
     def _run(
         self,
