@@ -46,7 +46,7 @@ from ftdash.monitor.experts import ADVICE, expert_parallel_cost
 from ftdash.monitor.history import RankPast, RunHistory
 from ftdash.monitor.state import Alert, RankPhase, RankState, RunPhase, RunState
 from ftdash.monitor.stragglers import Straggler, explain, slow_hosts
-from ftdash.monitor.wording import duration, gib, rank_list
+from ftdash.monitor.wording import duration, gib, plural, rank_list
 
 MIB = 1 << 20
 MEMORY_VALUES = 24
@@ -405,7 +405,7 @@ def _tokens(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterat
 def _experts(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
     dead = history.experts.dead()
     if dead:
-        text = f"{len(dead)} experts get no tokens: {_experts_list(dead)}; {ADVICE}"
+        text = f"no tokens go to {plural(len(dead), 'expert')}: {_experts_list(dead)}; {ADVICE}"
         yield Alert("expert-dead", "warning", text)
     hot = history.experts.hot()
     if hot:
@@ -419,8 +419,8 @@ def _experts(state: RunState, history: RunHistory, limits: AlertLimits) -> Itera
     if collapsed:
         layer, start, now = min(collapsed, key=lambda item: item[2])
         text = (
-            f"routing narrows in {len(collapsed)} layers: entropy of layer {layer} fell from {start:.2f} to"
-            f" {now:.2f} of its maximum; {ADVICE}"
+            f"routing narrows in {plural(len(collapsed), 'layer')}: entropy of layer {layer} fell from"
+            f" {start:.2f} to {now:.2f} of its maximum; {ADVICE}"
         )
         yield Alert("router-collapse", "warning", text)
 

@@ -22,6 +22,11 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def plural(amount: int, noun: str) -> str:
+    """1 rank, 8 ranks."""
+    return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
+
+
 def rank_list(ranks: Iterable[int], limit: int = 6) -> str:
     """Ranks as "rank 3" or "ranks 0-3, 7"; long lists are cut and counted."""
     ordered = sorted(ranks)

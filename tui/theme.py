@@ -69,7 +69,7 @@ HEAT_STYLES = (
     Style(color="#4f86a6"),
     Style(color=ACCENT_COLOUR),
     Style(color=OK_COLOUR),
-    Style(color="#c9c46a"),
+    Style(color=_colour("#c9c46a", "#ffff55")),
     Style(color=WARN_COLOUR),
     BAD,
 )

@@ -28,6 +28,7 @@ from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Event, Exit
 from ftdash.monitor.rundir import NODES_ENV, RankExit, RunDir, RunError
 from ftdash.monitor.state import RunPhase
+from ftdash.monitor.wording import plural
 
 SAMPLE_S = 1.0
 CONTROL_S = 0.25
@@ -327,7 +328,7 @@ class Agent:
                 # torchrun does not hand these on, and they kill a process that has no handler for them.
                 ready = [w.process.pid for w in self._watch.living() if procs.catches(w.process.pid, number)]
                 procs.send(ready, number)
-                self._event("note", "signal", f"{name} passed on to {len(ready)} ranks")
+                self._event("note", "signal", f"{name} passed on to {plural(len(ready), 'rank')}")
 
     def _finish(self) -> int:
         """Write how it ended, for this node and, on the leading one, for the run."""

@@ -9,6 +9,7 @@ from ftdash.monitor.diagnosis.errorlines import known_error
 from ftdash.monitor.diagnosis.frames import Origin, origin
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, LogEvidence, LogFinding, LogKind, Verdict
+from ftdash.monitor.wording import plural
 
 _SIGKILL = -9
 _FIRST_KINDS = frozenset({LogKind.EXCEPTION, LogKind.OOM, LogKind.HOST_OOM})
@@ -212,7 +213,11 @@ def _watchdogs(logs: LogEvidence) -> Verdict | None:
         reason += ": every rank reports the same call, nobody differs"
     named = tuple(Culprit(rank, logs.hosts.get(rank, ""), 0, "", why) for rank in sorted(culprits))
     return Verdict(
-        kind, named, 0.7 if culprits else 0.6, reason, (f"{len(timeouts)} ranks report the timeout",)
+        kind,
+        named,
+        0.7 if culprits else 0.6,
+        reason,
+        (f"the timeout is reported by {plural(len(timeouts), 'rank')}",),
     )
 
 

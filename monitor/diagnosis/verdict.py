@@ -19,6 +19,7 @@ from ftdash.monitor.diagnosis.model import Culprit, DumpFailure, Sample, Verdict
 from ftdash.monitor.diagnosis.odd import all_waiting, key_not_set
 from ftdash.monitor.diagnosis.views import View, blocked_in_lock, child_blocked_in_lock, static_slow
 from ftdash.monitor.diagnosis.words import confidence, describe, place_of, rank_list, ranks_of
+from ftdash.monitor.wording import plural
 
 _WAITS_FOR_OTHERS = frozenset({Wait.STORE, Wait.RENDEZVOUS})
 
@@ -187,7 +188,10 @@ def _unresponsive(
             tuple(culprits),
             0.9 if two or any(view.undumpable for view in asleep) else 0.75,
             f"rank {ranks_of(asleep)} sleeps in the kernel and cannot be woken",
-            (f"state D in /proc of rank {ranks_of(asleep)}", f"{len(waiting)} ranks wait in a collective"),
+            (
+                f"state D in /proc of rank {ranks_of(asleep)}",
+                f"{plural(len(waiting), 'rank')} in a collective",
+            ),
         )
     mute = [view for view in seen if view.undumpable]
     if mute and waiting and len(mute) <= len(seen) / 2:
@@ -384,7 +388,7 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
     if not two:
         against.append("one sample only: it cannot be told whether the culprit gets on")
     if len(stuck) > len(waiting):
-        against.append(f"{len(stuck)} ranks are outside and only {len(waiting)} wait")
+        against.append(f"{plural(len(stuck), 'rank')} outside, only {len(waiting)} waiting")
     return Verdict(
         kind,
         culprits,

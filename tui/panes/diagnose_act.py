@@ -15,6 +15,7 @@ from textual.containers import Container
 from ftdash.monitor.control import RankSignal
 from ftdash.monitor.diagnosis.model import Diagnosis
 from ftdash.monitor.state import RunPhase, RunState
+from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.panes.diagnose_acting import Target
 from ftdash.tui.panes.overlay import Overlay
@@ -97,7 +98,7 @@ def confirmation(
     act: Act, state: RunState, target: Target | None, diagnosis: Diagnosis | None
 ) -> tuple[str, str]:
     """The question with everything that will be hit, and the words to type."""
-    run = f"{state.manifest.name or state.run}, {len(state.ranks)} ranks"
+    run = f"{state.manifest.name or state.run}, {fmt.plural(len(state.ranks), 'rank')}"
     if hosts := sorted({rank.host for rank in state.ranks}):
         run += f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
     words = {
