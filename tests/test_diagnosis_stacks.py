@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from ftdash import monitor
 from ftdash.monitor.diagnosis import diagnose
 from ftdash.monitor.diagnosis.frames import Wait, read_frames, read_threads
 from ftdash.monitor.diagnosis.knowledge import Phase
@@ -170,6 +172,15 @@ def test_own_line_is_the_innermost_frame_in_neither_library_nor_stdlib():
         frames_of("Condition.wait@threading.py", "helper@lib.py", "map@datasets/a.py", "main@train.py")
     )
     assert reading.own.name == "helper"
+
+
+@pytest.mark.parametrize("package", ["hook", "inject"])
+def test_what_ftdash_put_into_the_rank_is_nobodys_own_line(package):
+    inside = Path(monitor.__file__).parent / package
+    frames = frames_of(
+        "Work.wait@torch/distributed/distributed_c10d.py", f"step@{inside}/x.py", "main@train.py"
+    )
+    assert read_frames(frames).own.name == "main"
 
 
 def test_autograd_thread_is_joined_with_the_backward_of_the_main_thread():

@@ -133,5 +133,5 @@ _VENDORED = re.compile(
     r"/torch/(?:distributed|nn|utils|autograd|optim|_inductor|_dynamo|multiprocessing)/"
     r"|/src/(?:transformers|accelerate|datasets|peft)/|/deepspeed/(?:runtime|comm|utils|launcher)/"
     r"|/megatron/(?:core|training|mpu|legacy|model|data)/|/trl/(?:trainer|extras)/|/vllm/(?:distributed|engine|v1)/"
-    r"|/monitor/(?:hook|beat)[/.]"
+    r"|/monitor/(?:hook|beat|inject)[/.]"
 )
