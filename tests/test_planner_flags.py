@@ -286,7 +286,7 @@ def test_one_plan_prints_its_phases(
     monkeypatch.setenv("COLUMNS", "140")
     assert run(shlex.split("plan --model qwen3-8b --gpus 8 --strategy zero3")) == 0
     out = capsys.readouterr().out
-    for word in ("backward-end", "all_gather", "tokens/s a GPU", "fits", "GiB"):
+    for word in ("backward-end", "all_gather", "tokens/s a GPU", "fits", "GiB", "master weights: fp32 (all)"):
         assert word in out
 
 

@@ -10,6 +10,7 @@ import pytest
 from ftdash.engine.plan import Plan
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.activations import saved_without_checkpointing
+from ftdash.engine.planner.numerics import master_weights
 from ftdash.engine.planner.result import Memory, PhaseName, Prediction
 from ftdash.engine.planner.setting import setting_of
 
@@ -147,6 +148,26 @@ def test_an_allocator_at_its_limit_gives_blocks_back_and_the_plan_is_tight() -> 
             assert "allocator-gives-back" in [one.code for one in found.advice]
             assert reserved / GIB == pytest.approx(22.4, rel=0.03)
     assert plan(micro_batch=40, offload="all", **fields).verdict is Verdict.DOES_NOT_FIT
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"strategy": "fsdp"}, "all"),
+        ({"strategy": "zero3", "precision": "bf16"}, "all"),
+        ({"strategy": "fsdp", "precision": "bf16"}, "none"),
+        ({"strategy": "fsdp", "method": "lora"}, "trainable only"),
+        ({"strategy": "fsdp1", "method": "lora"}, "trainable only"),
+        ({"strategy": "fsdp", "method": "lora", "adapter_dtype": "bf16"}, "none"),
+        ({"strategy": "fsdp", "method": "lora", "precision": "fp32"}, "all"),
+        (
+            {"strategy": "ddp", "method": "qlora"},
+            "trainable only, and what the base does not quantise",
+        ),
+    ],
+)
+def test_which_weights_rest_in_fp32_is_said(fields: dict[str, object], words: str) -> None:
+    assert master_weights(Plan(model="qwen3-8b", gpus=4, **fields)) == words
 
 
 def test_zero_keeps_masters_that_pure_bf16_under_ddp_does_not_have() -> None:

@@ -14,6 +14,7 @@ from ftdash.engine.model.lora import expert_rank, lora_params
 from ftdash.engine.plan import ExpertLora, Method, Plan, PlanError, Strategy
 from ftdash.engine.planner import evaluate
 from ftdash.engine.planner.bill import Bill, Cost
+from ftdash.engine.planner.numerics import master_weights
 from ftdash.engine.planner.result import HostRam, Prediction, Term, Verdict
 from ftdash.tui.format import count, gb, rate, size
 
@@ -77,6 +78,7 @@ def show(found: Prediction, bill: Bill | None = None) -> None:
             f"host {gb(memory.host_ram_per_node)} GB a node ({_host_words(memory.host)})"
         )
     )
+    console.print(Text(f"master weights: fp32 ({master_weights(found.plan)})"))
     if memory.imbalance:
         console.print(Text(f"the hottest expert rank: up to {gb(memory.imbalance)} GB more"))
     if found.traffic.collectives:

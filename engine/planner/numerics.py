@@ -67,6 +67,11 @@ class Numerics(msgspec.Struct, frozen=True, cache_hash=True):
         """All bytes of a trainable parameter: weight, master, gradient, state."""
         return self.param + self.master + self.grad + self.state
 
+    @property
+    def rests_in_fp32(self) -> bool:
+        """Whether a trainable parameter has fp32 values at rest, its own or a master copy's."""
+        return 4 in (self.param, self.master)
+
 
 def quant_of(plan: Plan) -> Quant | None:
     """The quantisation of the frozen base: what --quant says, nf4-dq under qlora, else none."""
@@ -85,6 +90,15 @@ def numerics(plan: Plan) -> Numerics:
         plan.optimizer,
         reduce_dtype(plan),
     )
+
+
+def master_weights(plan: Plan) -> str:
+    """Which weights rest in fp32: "all", "trainable only" or "none", with what a k-bit base adds to it."""
+    d = numerics(plan)
+    if plan.method is Method.FULL or d.frozen == 4:
+        return "all" if d.rests_in_fp32 else "none"
+    words = "trainable only" if d.rests_in_fp32 else "none"
+    return f"{words}, and what the base does not quantise" if d.upcast_frozen == 4 else words
 
 
 @lru_cache(maxsize=1024)
