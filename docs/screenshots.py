@@ -1,4 +1,4 @@
-"""Draws the screenshots of the README: `python docs/screenshots.py RUN` while that run (a demo) is live.
+"""Draws the screenshots of the README of a live demo: `COLORTERM=truecolor python docs/screenshots.py RUN`.
 
 Every picture is the real program on real data; only the window frame is added by Rich.
 """
