@@ -167,7 +167,7 @@ def test_an_allocator_at_its_limit_gives_blocks_back_and_the_plan_is_tight() -> 
     ],
 )
 def test_which_weights_rest_in_fp32_is_said(fields: dict[str, object], words: str) -> None:
-    assert master_weights(Plan(model="qwen3-8b", gpus=4, **fields)) == words
+    assert master_weights(plan(model="qwen3-8b", gpus=4, **fields).plan) == words
 
 
 def test_zero_keeps_masters_that_pure_bf16_under_ddp_does_not_have() -> None:
