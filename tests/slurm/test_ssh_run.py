@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ftdash.monitor import procs
+from ftdash.tui.panes.launch import LaunchPane
 from tests.support.namespaces import Namespaces, allowed
 from tests.support.operate import go_on, press_on, start_and_watch, stop, type_into
 from tests.support.screens import cockpit, screen_text, until
@@ -56,7 +57,7 @@ class Hosts:
             "PasswordAuthentication yes\nPermitRootLogin yes\nStrictModes no\nUsePAM no\nPidFile none\n"
         )
         (self.base / "ssh_config").write_text(
-            "Host locked\n  HostName alpha\n  PubkeyAuthentication no\n"
+            "Host locked\n  HostName alpha\n  User nobody\n  PubkeyAuthentication no\n"
             f"Host *\n  Port 2222\n  IdentityFile {self.base}/user_key\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.base}/known\n  StrictHostKeyChecking accept-new\n"
         )
@@ -196,7 +197,7 @@ def test_a_killed_agent_ends_no_training_and_another_takes_its_place_through_ssh
     assert not procs.pids_of_run(folder)
 
 
-async def test_a_run_is_started_watched_on_both_hosts_saved_and_gone_on_with_keys_alone(
+async def test_a_run_is_started_watched_on_both_hosts_saved_and_offered_again_with_keys_alone(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PATH", "FTDASH_HOME"):
@@ -207,18 +208,13 @@ async def test_a_run_is_started_watched_on_both_hosts_saved_and_gone_on_with_key
         await type_into(app, pilot, "hosts", str(hosts.base / "hosts"))
         await until(pilot, lambda: "start over ssh: 2 ranks" in screen_text(app))
         await start_and_watch(app, pilot, HOSTS)
-        first = app.feed.run
-        await stop(app, pilot, "save")
-        assert not procs.pids_of_run(first.path)
-        await type_into(app, pilot, "hosts", "-of-before")  # the hosts of the run take its place
-        saved = await go_on(app, pilot)
-        await start_and_watch(app, pilot, HOSTS)
         run = app.feed.run
-        await stop(app, pilot)
+        await stop(app, pilot, "save")
+        assert not procs.pids_of_run(run.path)
+        await go_on(app, pilot)
+        await until(pilot, lambda: "start over ssh: 2 ranks" in screen_text(app))
+        assert app.query_one(LaunchPane).wanted.hosts == str(run.config / "hosts")
     assert run.read_manifest().state == "stopped"
-    assert not procs.pids_of_run(run.path)
-    head = (run.telemetry / "rank-0.jsonl").read_text().splitlines()
-    assert next(r["step"] for line in head if (r := json.loads(line))["kind"] == "step") == saved + 1
 
 
 @pytest.mark.parametrize("name", ["nowhere.invalid", "locked"])
