@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 SOURCE = Path(__file__).parents[1] / "nvml" / "nvml_stub.c"
 
 # Values that stand still, so that two readers see the same.
@@ -27,10 +29,10 @@ gpu * pcie_rx_kbs 3000000
 
 
 def compile_stub(folder: Path) -> Path:
-    """Build libnvidia-ml.so.1 in `folder`; returns the folder. Raises when there is no C compiler."""
+    """Build libnvidia-ml.so.1 in `folder`; returns the folder. Without a C compiler the test is skipped."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise RuntimeError("the NVML stand-in needs a C compiler (gcc or cc)")
+        pytest.skip("the NVML stand-in needs a C compiler (gcc or cc)")
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libnvidia-ml.so.1"
     flags = ["-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread"]

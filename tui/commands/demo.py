@@ -92,7 +92,10 @@ def _tell_summary(state: RunState, reasons: list[str]) -> None:
         print(f"loss {points[0]:.4f} -> {points[-1]:.4f} in {state.step} steps, {len(state.ranks)} ranks")
     if state.experts:
         worst = max(state.experts, key=lambda layer: layer.imbalance)
-        print(f"experts: {len(state.experts)} MoE layers, layer {worst.layer} is {worst.imbalance:.2f}")
+        print(
+            f"experts: {len(state.experts)} MoE layers; most uneven is layer {worst.layer},"
+            f" its busiest expert at {worst.imbalance:.2f} times an even share"
+        )
     print("trained as asked" if not reasons else "did NOT train as asked")
 
 
