@@ -14,6 +14,7 @@ import pytest
 from ftdash.monitor.diagnosis import collect, diagnose, procfs
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, ProcState, RankEvidence, Sample
+from ftdash.monitor.diagnosis.rundata import unanswered_ranks
 from tests.support import zoo
 from tests.test_diagnosis_motion import ALL_REDUCE, BACKWARD, look
 
@@ -130,3 +131,9 @@ def test_a_rank_that_gives_no_stack_at_rest_is_still_suspect() -> None:
     verdict = diagnose(samples_with([ALL_REDUCE, ALL_REDUCE], 0.0, DumpFailure.UNREADABLE)).verdict
     assert verdict.kind is Kind.UNDUMPABLE
     assert [culprit.rank for culprit in verdict.culprits] == [0]
+
+
+def test_how_many_of_all_ranks_answered_is_said() -> None:
+    found = {rank: RankEvidence(rank=rank) for rank in (0, 1, 2, 4, 5, 6, 7)}
+    assert unanswered_ranks(found, 8, {}) == ("7 of 8 ranks answered; missing: 3",)
+    assert unanswered_ranks(found | {3: RankEvidence(rank=3)}, 8, {}) == ()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.slurm import client, requeue
+from ftdash.engine.slurm import client, remote, requeue
 from ftdash.engine.slurm.options import SlurmOptionError, SlurmOptions
 from ftdash.engine.slurm.remote import PIECE_BYTES, by_task
 from ftdash.engine.slurm.script import batch_script, directives
@@ -287,3 +287,35 @@ def test_long_lines_that_srun_tore_are_whole_again() -> None:
 )
 def test_gpus_of_a_job_are_counted_whatever_the_site_accounts_for(told: str, gpus: int) -> None:
     assert client.job_from_scontrol(client.parse_scontrol(f"JobId=7 {told}")[0]).gpus == gpus
+
+
+def test_a_node_whose_output_srun_dropped_is_asked_again_and_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun that ends before it has passed everything on: what came from one node of two is lost, once."""
+    srun = tmp_path / "srun"
+    srun.write_text(
+        f"#!/bin/sh\nprintf '%s\\n' \"$*\" >> {tmp_path}/asked\n"
+        'echo "0: ftdash-node gpu1"; echo "0: rank 0"\n'
+        f"[ $(wc -l < {tmp_path}/asked) = 1 ] && exit 0\n"
+        'echo "1: ftdash-node gpu2"; echo "1: rank 8"\n'
+    )
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(remote, "nodes_of", lambda job_id: ["gpu1", "gpu2"])
+    assert remote.on_nodes("7", ["dump"]) == {"gpu1": ["rank 0"], "gpu2": ["rank 8"]}
+    first, second = (tmp_path / "asked").read_text().splitlines()
+    for line in (first, second):
+        assert {"--overlap", "--gres=none"} <= set(line.split())
+    assert "--nodelist=gpu1,gpu2" in first
+    assert "--nodelist=gpu2" in second
+
+
+def test_a_node_that_stays_silent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    srun = tmp_path / "srun"
+    srun.write_text('#!/bin/sh\necho "0: ftdash-node gpu1"; echo "0: rank 0"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(remote, "nodes_of", lambda job_id: ["gpu1", "gpu2"])
+    with pytest.raises(client.SlurmError, match="job 7: no answer from gpu2"):
+        remote.on_nodes("7", ["dump"])
