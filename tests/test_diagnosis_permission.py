@@ -163,3 +163,17 @@ def test_stored_evidence_reads_back_the_same(sleeper):
     evidence = collect.rank_evidence(sleeper.pid, rank=3)
     assert decode_rank(encode_rank(evidence)) == evidence
     assert evidence.rank == 3
+
+
+def test_a_dump_that_is_killed_half_way_leaves_no_process_stopped(sleeper, tmp_path, monkeypatch):
+    tool = tmp_path / "py-spy"
+    tool.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo py-spy 0.4.1\nfor pid; do :; done\nkill -STOP "$pid"\n'
+        'until grep -q "^State:.T" /proc/"$pid"/status; do :; done\nkill -KILL $$\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(collect, "pyspy_path", lambda: str(tool))
+    evidence = collect.dump_process(sleeper.pid)
+    assert not evidence.threads
+    while procfs.state_letter(sleeper.pid) == "T":
+        time.sleep(0.01)

@@ -168,7 +168,7 @@ def _dump_with_pyspy(pid: int, *, native: bool, timeout_s: float) -> ProcessEvid
         if left_s <= 0:
             break
         out, message, timed_out = run_pyspy(pid, flags, left_s)
-        evidence.moved = evidence.moved or _undo_stop(pid, before)
+        evidence.moved = _undo_stop(pid, before) or evidence.moved
         if timed_out:
             kind = DumpFailure.D_STATE if procfs.state_letter(pid) == "D" else DumpFailure.TIMEOUT
             return _failed(
