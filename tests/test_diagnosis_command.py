@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,30 @@ def test_nobody_differs_in_stacks_and_the_flight_recorder_finds_who_does(tmp_pat
     _, out = run(capsys, "--stacks", stacks, "--flight", flight, "--json")
     verdict = json.loads(out)["verdict"]
     assert (verdict["kind"], [culprit["rank"] for culprit in verdict["culprits"]]) == ("size-mismatch", [2])
+
+
+def test_a_caught_out_of_memory_in_the_culprits_log_gives_the_fix(tmp_path, capsys):
+    stacks, logs = tmp_path / "stacks", tmp_path / "logs"
+    stacks.mkdir()
+    logs.mkdir()
+    table.write(stacks, row("out of memory retried on one rank"), "old text")
+    (logs / "rank0.log").write_text("step 40 loss 1.1\n")
+    (logs / "rank1.log").write_text(
+        "step 40 loss 1.1\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    _, bare = run(capsys, "--stacks", stacks)
+    _, joined = run(capsys, "--stacks", stacks, "--logs", logs)
+    assert "do not retry on one rank alone" not in bare
+    assert "do not retry on one rank alone" in joined
+    assert "log of rank 1: torch.OutOfMemoryError" in joined
+
+
+def test_one_rank_alone_is_not_said_to_be_like_all(tmp_path, capsys):
+    lone = row("save under is_main_process with FSDP")
+    table.write(tmp_path, replace(lone, ranks={0: lone.ranks[0]}), "new text")
+    _, out = run(capsys, "--stacks", tmp_path)
+    assert "one rank only was looked at" in out
+    assert "same call at the same place" not in out
 
 
 def test_report_and_markdown_name_the_culprit(tmp_path, capsys):

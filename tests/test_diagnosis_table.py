@@ -18,6 +18,7 @@ def test_pattern_is_named_in_every_style(row, style, tmp_path):
     assert {culprit.rank for culprit in verdict.culprits} == row.culprits, verdict.reason
     assert str(verdict.kind) in row.kinds, verdict.reason
     assert bool(verdict.culprits) == (verdict.kind not in NO_CULPRIT)
+    assert row.fix in verdict.fix
     for culprit in verdict.culprits:
         assert row.frame in culprit.frame
         assert not culprit.frame or culprit.host == f"node{culprit.rank // 8:02}"

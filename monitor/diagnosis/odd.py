@@ -178,7 +178,7 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
             tuple(describe(view) for view in views[:4]),
             _power_against(views),
         )
-    if two and len(views) == 1:
+    if len(views) == 1:
         return Verdict(
             Kind.NETWORK,
             (),

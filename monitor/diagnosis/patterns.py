@@ -77,7 +77,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         [Kind.COLLECTIVE_MISMATCH, Kind.ORDER_MISMATCH],
-        "visual vision_tower get_image_features encode_image vision_model image_encoder",
+        "visual vision_tower get_image_features get_video_features encode_image encode_images embed_images "
+        "vision_model vision_encoder visual_encoder image_encoder get_vision_features extract_feature",
         "give every rank a dummy image in text-only batches, so that all run the vision tower",
         "modelscope/ms-swift#9655",
         anyone=True,
@@ -85,9 +86,17 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.PHASE_MISMATCH],
         "_engine_run_backward",
-        "equalise the samples per rank (drop_last=True, or the Join context manager)",
+        "equalise the samples per rank (drop_last=True, or the Join context manager); the barrier or "
+        "all-reduce that the others wait in is innocent",
         "pytorch/pytorch Join context manager",
         anyone=True,
+    ),
+    _pattern(
+        [Kind.COLLECTIVE_MISMATCH, Kind.ORDER_MISMATCH, Kind.PHASE_MISMATCH],
+        "update_named_param update_model_params",
+        "the rank hands weights to the vLLM server and waits for its worker, not for a training rank: look "
+        "at the server's log, version, address and GPUs",
+        "huggingface/trl#3608",
     ),
     _pattern(
         [Kind.EXTERNAL_PEER],
@@ -115,7 +124,9 @@ _BY_KIND: dict[Kind, str] = {
     Kind.RENDEZVOUS: "start the missing ranks, or correct --nnodes, --nproc-per-node and MASTER_ADDR",
     Kind.STORE: "stop the job, free the port and kill leftovers of the last run, start again",
     Kind.TEARDOWN: "fix the exception in that rank's log; abort the process group instead of destroying it",
-    Kind.D_STATE: "exclude the node and restart; only a reboot frees the process",
+    Kind.D_STATE: "exclude the node and restart (sbatch --exclude=NODE); only a reboot frees the process",
+    Kind.UNDUMPABLE: "see on NODE whether the rank lives: `ps -o pid,stat,wchan`. Stat D, or a refusal to "
+    "its own user, is the kernel or a driver: restart with sbatch --exclude=NODE",
     Kind.COLLECTIVE_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.ORDER_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) or use an object collective",
@@ -125,7 +136,7 @@ _BY_KIND: dict[Kind, str] = {
     Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, low-memory loading, or more host memory per node",
 }
 
-_CAUGHT_OOM = re.compile(r"except block")
+_CAUGHT_OOM = re.compile(r"except block|out of memory|OutOfMemory")
 
 
 def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
@@ -177,7 +188,8 @@ def with_advice(verdict: Verdict, views: Sequence[View], *, over: bool = False) 
             "do not retry on one rank alone: let the error end the job, or agree on the retry with all ranks"
         )
     if not fix:
-        fix = _BY_KIND.get(Kind(verdict.kind), "")
+        nodes = ",".join(dict.fromkeys(culprit.host for culprit in verdict.culprits if culprit.host))
+        fix = _BY_KIND.get(Kind(verdict.kind), "").replace("NODE", nodes or "NODE")
     return replace(verdict, fix=verdict.fix or fix, next=next_steps(verdict, over=over))
 
 

@@ -51,14 +51,15 @@ class Row:
     kinds: frozenset[str]
     culprits: frozenset[int]
     frame: str = ""  # a part of every culprit's frame
+    fix: str = ""  # a part of the remedy
 
 
 def same(ranks, *frames, active=False):
     return {rank: Dump((frames,), active=active) for rank in ranks}
 
 
-def row(name, ranks, kinds, culprits, frame=""):
-    return Row(name, ranks, frozenset(kinds.split()), frozenset(culprits), frame)
+def row(name, ranks, kinds, culprits, frame="", fix=""):
+    return Row(name, ranks, frozenset(kinds.split()), frozenset(culprits), frame, fix)
 
 
 EVAL = (f"PipelineEngine.eval_batch@{PIPE}", "evaluate@megatron/training.py")
@@ -69,6 +70,15 @@ EVAL += (
 )
 NEXT = (f"PipelineEngine._next_batch@{PIPE}", f"PipelineEngine._exec_load_micro_batch@{PIPE}")
 NEXT += (f"PipelineEngine._exec_schedule@{PIPE}", *EVAL, MODULE)
+
+UNSHARD = "FSDPParamGroup.unshard@torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"
+GRPO = "trl/trainer/grpo_trainer.py"
+GENERATE = (
+    f"GRPOTrainer._generate_and_score_completions@{GRPO}",
+    f"GRPOTrainer._prepare_inputs@{GRPO}",
+    f"Trainer.training_step@{TRAINER}",
+    MODULE,
+)
 
 ROWS = [
     row(
@@ -121,6 +131,46 @@ ROWS = [
         "data-loader",
         {2},
         "train.py",
+        "num_workers=0",
+    ),
+    row(
+        "evaluation loader deadlock, a stage sends",
+        {
+            1: Dump(
+                (
+                    (
+                        "Condition.wait@threading.py",
+                        "Queue.get@queue.py",
+                        f"_MultiProcessingDataLoaderIter._try_get_data@{LOADER}",
+                        f"_MultiProcessingDataLoaderIter._get_data@{LOADER}",
+                        f"_BaseDataLoaderIter.__next__@{LOADER}",
+                        *NEXT,
+                    ),
+                )
+            ),
+            **same(
+                (0,),
+                f"broadcast@{C10D}",
+                "broadcast_data@megatron/mpu/data.py",
+                "get_batch_pipe@pretrain_gpt.py",
+                *NEXT,
+                active=True,
+            ),
+            **same(
+                (2, 3),
+                f"send@{C10D}",
+                "send@deepspeed/runtime/pipe/p2p.py",
+                f"PipelineEngine._exec_send_activations@{PIPE}",
+                f"PipelineEngine._exec_schedule@{PIPE}",
+                *EVAL,
+                MODULE,
+                active=True,
+            ),
+        },
+        "data-loader",
+        {1},
+        "train.py",
+        "num_workers=0",
     ),
     row(
         "one rank in uninterruptible sleep",
@@ -139,6 +189,19 @@ ROWS = [
         },
         "d-state",
         {0},
+        fix="--exclude=node00",
+    ),
+    row(
+        "one rank refuses its own user, in a state that is not told",
+        {
+            9: Dump(error="Error: Failed to suspend process\nReason: EPERM: Operation not permitted"),
+            **same(
+                (*range(9), *range(10, 16)), BARRIER, "wait@accelerate/utils/other.py", MODULE, active=True
+            ),
+        },
+        "undumpable",
+        {9},
+        fix="--exclude=node01",
     ),
     row(
         "dataset map on rank 0",
@@ -185,6 +248,7 @@ ROWS = [
         "phase-mismatch",
         {1, 5},
         "training_step",
+        "innocent",
     ),
     row(
         "nobody differs",
@@ -269,6 +333,35 @@ ROWS = [
         "train.py",
     ),
     row(
+        "text-only batch skips a vision tower of another name",
+        {
+            **same(
+                (0, 1, 3),
+                f"all_gather_into_tensor@{C10D}",
+                UNSHARD,
+                "SiglipEncoderLayer.forward@transformers/models/siglip/modeling_siglip.py",
+                "Gemma3Model.embed_images@transformers/models/gemma3/modeling_gemma3.py",
+                f"Trainer.training_step@{TRAINER}",
+                MODULE,
+                active=True,
+            ),
+            **same(
+                (2,),
+                f"all_gather_into_tensor@{C10D}",
+                UNSHARD,
+                "Gemma3DecoderLayer.forward@transformers/models/gemma3/modeling_gemma3.py",
+                "Gemma3TextModel.forward@transformers/models/gemma3/modeling_gemma3.py",
+                f"Trainer.training_step@{TRAINER}",
+                MODULE,
+                active=True,
+            ),
+        },
+        "collective-mismatch order-mismatch",
+        {2},
+        "train.py",
+        "dummy image",
+    ),
+    row(
         "collective on an autograd thread, everybody alike",
         {
             rank: Dump(
@@ -344,6 +437,45 @@ ROWS = [
         "external-peer",
         {0},
         "train.py",
+    ),
+    row(
+        "weights are handed to the inference server",
+        {
+            0: Dump(
+                ((BARRIER, "VLLMClient.update_named_param@trl/extras/vllm_client.py", *GENERATE),),
+                active=True,
+            ),
+            **same((1, 2, 3), f"broadcast_object_list@{C10D}", *GENERATE, active=True),
+        },
+        "collective-mismatch external-peer",
+        {0},
+        "train.py",
+        "vLLM server",
+    ),
+    row(
+        "save under is_main_process with ZeRO-3",
+        {
+            0: Dump(
+                (
+                    (
+                        f"all_gather_into_tensor@{C10D}",
+                        "GatheredParameters.__enter__@deepspeed/runtime/zero/partition_parameters.py",
+                        "DeepSpeedEngine.save_16bit_model@deepspeed/runtime/engine.py",
+                        f"Trainer.save_model@{TRAINER}",
+                        "main@train.py",
+                        MODULE,
+                    ),
+                ),
+                active=True,
+            ),
+            **same(
+                (1, 2, 3), *FETCH, f"Trainer.training_step@{TRAINER}", "main@train.py", MODULE, active=True
+            ),
+        },
+        "save-on-one-rank",
+        {0},
+        "main",
+        "on every rank",
     ),
     row(
         "save under is_main_process with FSDP",
