@@ -40,6 +40,8 @@ def ranks_of(verdict):
         ("attempt_0/3/stderr.log", None, 3, ""),
         ("nccl_trace_rank_container-node02_5", 5, None, "container-node02"),
         ("trace_gpu-a17_3", 3, None, "gpu-a17"),
+        ("nccl_trace_rank_worker-gpu00_2", 2, None, "worker-gpu00"),
+        ("trace_worker-4_12", 12, None, "worker-4"),
         ("ip-10-0-0-12_rank4.txt", 4, None, "ip-10-0-0-12"),
         ("stacks_host-a_pid1234_rank12.txt", 12, None, "host-a"),
         ("dump_r5.txt", 5, None, ""),
@@ -112,6 +114,30 @@ def test_a_forked_worker_in_the_dump_belongs_to_the_rank_before_it(tmp_path):
     verdict = diagnose([sample]).verdict
     assert (verdict.kind, ranks_of(verdict)) == ("data-loader", {0})
     assert "__getitem__ (data.py:10)" in verdict.culprits[0].frame
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_finalizer_in_a_forked_loader_worker_is_a_lock_of_the_rank_that_waits_for_it(old, tmp_path):
+    loader = ("_try_get_data@" + table.LOADER, "_next_data@" + table.LOADER, "train@train.py", table.MODULE)
+    worker = (
+        "Future.result@concurrent/futures/_base.py",
+        "AsyncioManager.run@wandb/sdk/lib/asyncio_manager.py",
+        "ServiceConnection.api_cleanup_request@wandb/sdk/lib/service/service_connection.py",
+        "finalize.__call__@weakref.py",
+        "__getitem__@data.py",
+        "_worker_loop@torch/utils/data/_utils/worker.py",
+        "Popen._launch@multiprocessing/popen_fork.py",
+        table.MODULE,
+    )
+    texts = [table.as_text(table.Dump((frames,)), pid, old) for pid, frames in ((10, loader), (11, worker))]
+    (tmp_path / "rank0.txt").write_text("\n".join(texts))
+    waiting = table.Dump(((table.ALL_REDUCE, "step@train.py", table.MODULE),), active=True)
+    for rank in (1, 2):
+        (tmp_path / f"rank{rank}.txt").write_text(table.as_text(waiting, 20 + rank, old))
+    verdict = diagnose(read_stacks(tmp_path)).verdict
+    assert (verdict.kind, ranks_of(verdict)) == ("lock", {0})
+    assert "__getitem__ (data.py:" in verdict.culprits[0].frame
+    assert "forkserver" in verdict.fix
 
 
 def test_two_folders_with_the_same_ranks_are_two_samples(tmp_path):

@@ -82,8 +82,9 @@ def read_name(path: str) -> FileName:
         rank = int(match[1])
     elif match := _LOCAL.search(rest):
         local = int(match[1])
-        if trailing := _TRAILING.search(rest):
-            local, rank = None, int(trailing[1])
+        if (trailing := _TRAILING.search(rest)) and trailing.end(1) > match.end(1):
+            # A number behind it is the rank: the first one belongs to the host's name.
+            local, rank, match = None, int(trailing[1]), trailing
     elif match := _TRAILING.search(_SAMPLE.sub("", rest)):
         rank = int(match[1])
     elif folder and (match := _RANK.search(folder)):
