@@ -16,6 +16,7 @@ Codes, stable for scripts:
     straggler           a rank is slower than its peers, with the phase and the cause
     host-slow           most ranks of one host are slower than those of the others
     run-slower          the whole run is slower than it was
+    near-hang           steps stand still for as long as a collective's timeout and go on, again and again
     tokens-uneven       ranks train on different numbers of tokens
     expert-dead         experts get no tokens
     expert-hot          experts carry several times the ideal load
@@ -42,6 +43,7 @@ from statistics import correlation, median
 
 from ftdash.monitor.alerts_gpu import gpu_alerts
 from ftdash.monitor.alerts_host import processor_alerts
+from ftdash.monitor.alerts_pace import near_hangs
 from ftdash.monitor.experts import ADVICE, expert_parallel_cost
 from ftdash.monitor.history import RankPast, RunHistory
 from ftdash.monitor.state import Alert, RankPhase, RankState, RunPhase, RunState
@@ -92,7 +94,7 @@ def find_alerts(
         _plan,
     ]
     if live:
-        rules += [_heartbeats, _run_slower, _files, gpu_alerts, processor_alerts]
+        rules += [_heartbeats, _run_slower, near_hangs, _files, gpu_alerts, processor_alerts]
     found = [alert for rule in rules for alert in rule(state, history, limits)]
     order = {"error": 0, "warning": 1, "note": 2}
     found.sort(key=lambda alert: order.get(alert.severity, 3))

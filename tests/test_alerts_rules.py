@@ -175,6 +175,27 @@ def test_a_run_that_slows_down_as_a_whole_is_told():
     assert "run-slower" in codes(state, history)
 
 
+@pytest.mark.parametrize(
+    ("waits", "told"),
+    [
+        ({30: 1800.0, 60: 1800.5, 90: 1803.0}, ["near-hang"]),
+        ({30: 600.0, 60: 600.0}, ["near-hang"]),
+        ({30: 1800.0}, []),  # once: a save, a debugger
+        ({30: 900.0, 60: 900.0, 90: 900.0}, []),  # evaluations, of no timeout's length
+    ],
+)
+def test_steps_that_stand_still_for_a_timeout_again_and_again_are_told(waits, told):
+    history, state = play(100)
+    points, t = [], 1e9
+    for step in range(1, 101):
+        t += 2.0 + waits.get(step, 0.0)
+        points.append(Point(step, t, 3.0 - step / 50, 100.0))
+    state = replace(state, points=tuple(points))
+    assert codes(state, history) == told
+    if 90 in waits and told:
+        assert "3 steps stood still for 30 min" in find_alerts(state, history)[0].text
+
+
 def gpus(**changes) -> tuple[GpuState, ...]:
     fine = GpuState(0, uuid="GPU-0", host="gpu-a", util=95, throttle=("power cap",), pcie_width=16)
     sick = structs.replace(fine, index=1, uuid="GPU-1", pcie_width_max=16, **changes)
