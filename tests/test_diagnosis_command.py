@@ -80,6 +80,8 @@ def test_one_rank_alone_is_not_said_to_be_like_all(tmp_path, capsys):
     _, out = run(capsys, "--stacks", tmp_path)
     assert "one rank only was looked at" in out
     assert "same call at the same place" not in out
+    assert "ended normally" in out
+    assert "NCCL tests" not in out
 
 
 def test_report_and_markdown_name_the_culprit(tmp_path, capsys):

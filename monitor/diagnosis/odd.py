@@ -185,6 +185,7 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
             0.3,
             "one rank only was looked at, and it waits: look at all of them",
             (describe(views[0]),),
+            fix=_LONE_SAVE if views[0].context is Phase.SAVE else "",
         )
     evidence = [f"all {len(views)} ranks: {describe(views[0])}"]
     if any(view.motion.counted and view.motion.cpu > 0.8 for view in views):
@@ -198,6 +199,12 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         tuple(evidence),
         _power_against(views),
     )
+
+
+_LONE_SAVE = (
+    "a save that gathers needs every rank: where the others have passed it or ended normally, call it on all "
+    "of them, outside `if is_main_process` (huggingface/transformers#10596)"
+)
 
 
 def _point_to_point(views: Sequence[View], two: bool) -> Verdict | None:
