@@ -96,6 +96,26 @@ def test_ranks_part_at_their_outermost_line_that_differs(tmp_path: Path) -> None
     assert f"called by steps ({script}:7)" in diagnosis.verdict.culprits[0].frame
 
 
+@pytest.mark.parametrize(("owner", "culprit"), [("rank == owner", 3), ("step % 5 == 0", 2)])
+def test_who_reaches_the_others_call_by_a_way_of_its_own_is_named(
+    owner: str, culprit: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        "def report(x):\n    reduce(x)\n\n"
+        f"def steps():\n    if {owner}:\n        report(x)\n    norm(x, tensor_group)\n"
+        "    if rank != owner:\n        report(x)\n"
+    )
+    usual = in_call("all_reduce", script, ("report", 2), ("steps", 9))
+    ranks = [
+        rank(0, usual),
+        rank(1, usual),
+        rank(2, in_call("all_reduce", script, ("steps", 7))),
+        rank(3, in_call("all_reduce", script, ("report", 2), ("steps", 6))),
+    ]
+    assert named(verdict_on(*ranks)) == {culprit}
+
+
 def test_a_rank_that_returned_early_from_a_function_left_the_other_in_it(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text(

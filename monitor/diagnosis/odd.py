@@ -82,14 +82,33 @@ def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[V
 
 
 def _singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
-    """Of ranks that differ in several ways, those whose line only some are sent to; all where none is."""
-    if len({key(view) for view in odd}) < 2:
-        return odd
-    usual = next(view for view in views if view not in odd)
+    """Of ranks that differ in several ways, those whose line only some are sent to; all where none is.
+
+    One that stands with the majority and came there by such a line of its own, before the odd ones', has
+    skipped what they wait in: it is named instead.
+    """
+    rest = [view for view in views if view not in odd]
     for hint in (source.in_except_block, source.rank_condition):
-        if marked := [view for view in odd if any(map(hint, _apart(view, usual)))]:
-            return marked
+        if marked := [view for view in odd if any(map(hint, _apart(view, rest[0])))]:
+            return marked if len({key(view) for view in odd}) > 1 else odd
+    ways = Counter(tuple(_own_stack(view.reading)) for view in rest).most_common(2)
+    if len(ways) < 2 or ways[0][1] == ways[1][1]:
+        return odd
+    usual = next(view for view in rest if tuple(_own_stack(view.reading)) == ways[0][0])
+    for hint in (source.in_except_block, source.rank_condition):
+        if astray := [
+            view
+            for view in rest
+            if any(map(hint, _apart(view, usual))) and all(_stands_before(view, other) for other in odd)
+        ]:
+            return astray
     return odd
+
+
+def _stands_before(view: View, other: View) -> bool:
+    """Whether a rank is at an earlier line than another one where the two part."""
+    parted = _where_they_part(view.reading, other.reading)
+    return parted is not None and parted[0].line < parted[1].line
 
 
 def _own_stack(reading: Reading) -> list[Frame]:
