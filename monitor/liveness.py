@@ -122,7 +122,7 @@ def run_phase(
     if manifest.attached and not agents and processes == 0:
         return Outcome(RunPhase.STOPPED, "no longer watched")
     if not agents and manifest.agent_pids and processes == 0:
-        return _outcome_without_agent(launcher_code)
+        return outcome_without_agent(launcher_code)
     unseen = not agents and not manifest.agent_pids
     if unseen and manifest.backend == "local" and now - manifest.created > START_S:
         return Outcome(RunPhase.FAILED, "it was prepared, and no agent ever started it")
@@ -139,7 +139,8 @@ def run_phase(
     return Outcome(RunPhase.STARTING)
 
 
-def _outcome_without_agent(launcher_code: int | None) -> Outcome:
+def outcome_without_agent(launcher_code: int | None) -> Outcome:
+    """How a run ended that no agent saw end, by its launcher's exit code."""
     if launcher_code is None:
         return Outcome(
             RunPhase.FAILED, "every process of the run is gone, the agent too, and nothing tells how it ended"

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from ftdash.monitor import control, exits, procs
 from ftdash.monitor.agent.end import KILL_WAIT_S, end_here
 from ftdash.monitor.hostname import node_name
-from ftdash.monitor.liveness import FINAL
+from ftdash.monitor.liveness import FINAL, outcome_without_agent
 from ftdash.monitor.reach import ANSWER_S, Reach, unanswered
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import RunDir, RunError
@@ -31,6 +31,7 @@ def stop_run(
     here = procs.agent_alive(run.path, manifest.agent_pids.get(host, 0))
     elsewhere = {*manifest.agent_pids, *_heard_of(run)[0]} - {host}
     unheard: set[str] = set()
+    ended_before = None if here or elsewhere else exits.launcher_exit(run)
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
         request = control.request_stop(run, save=save, grace_s=grace_s)
         if elsewhere and reach is not None:
@@ -44,7 +45,7 @@ def stop_run(
     if RunPhase(manifest.state) not in FINAL:
         if silent := elsewhere - unheard - _heard_of(run)[1]:
             raise RunError(f"no answer from the agents on {', '.join(sorted(silent))}: end the run there")
-        _write_end(run)
+        _write_end(run, ended_before)
     return left
 
 
@@ -86,16 +87,22 @@ def _wait_for_agent_processes(run: RunDir, timeout_s: float = 5.0) -> None:
         time.sleep(0.02)
 
 
-def _write_end(run: RunDir) -> None:
-    """The manifest's last word, written by us: its writer, the agent, is gone."""
+def _write_end(run: RunDir, ended_before: int | None) -> None:
+    """The manifest's last word, written by us: its writer, the agent, is gone.
+
+    `ended_before`: the launcher's exit code where it ended before anybody asked it to.
+    """
     reader = RunReader(run)
     try:
         known = reader.known_exits()
     finally:
         reader.close()
     manifest = exits.complete(run, run.read_manifest(), known)
-    manifest.state = RunPhase.STOPPED
-    manifest.reason = "stopped on request, without an agent"
-    manifest.first_failing_rank = None
+    if ended_before is None:
+        manifest.state, manifest.reason = RunPhase.STOPPED, "stopped on request, without an agent"
+        manifest.first_failing_rank = None
+    else:
+        outcome = outcome_without_agent(ended_before)
+        manifest.state, manifest.reason = outcome.phase, outcome.reason
     manifest.ended = time.time()
     run.write_manifest(manifest)

@@ -84,6 +84,8 @@ def test_killing_the_agent_leaves_training_alive_and_the_end_is_still_told(tmp_p
     state = wait_for(run, lambda state: state.state in ENDED)
     assert state.state is RunPhase.FINISHED
     assert [rank.step for rank in state.ranks] == [60, 60]
+    stop_run(run, grace_s=2)
+    assert read(run).manifest.state == RunPhase.FINISHED
 
 
 @pytest.mark.slow
@@ -96,6 +98,8 @@ def test_without_an_agent_a_failure_is_still_a_failure(tmp_path: Path) -> None:
     state = wait_for(run, lambda state: state.state in ENDED)
     assert state.state is RunPhase.FAILED
     assert state.manifest.exit_code == 1
+    stop_run(run, grace_s=2)
+    assert read(run).manifest.state == RunPhase.FAILED
 
 
 @pytest.mark.slow
