@@ -190,3 +190,8 @@ def test_a_run_that_is_over_is_not_to_be_dumped() -> None:
     assert dead.culprits == alive.culprits
     assert dead.next
     assert not any("pid" in step or "kill" in step for step in dead.next)
+
+
+def test_a_run_that_is_over_and_left_no_fault_says_so() -> None:
+    assert "is over" in verdict_on(over=True).verdict.reason
+    assert "is over" not in verdict_on().verdict.reason

@@ -66,7 +66,7 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     world = frozenset(range(min(last.world_size or 0, MOST_RANKS)))
     by_flight, _ = flight_verdict(dumps, world) if dumps else (None, None)
     by_logs = log_verdict(logs) if logs else None
-    verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs)
+    verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs, over=last.over)
     verdict = with_machines(verdict, last)
     verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views, over=last.over)
     waiting = [view.rank for view in views if view.waits_for_peers]
@@ -82,10 +82,14 @@ def _weigh(
     views: Sequence[View],
     dumps: Sequence[FlightDump],
     logs: LogEvidence | None,
+    *,
+    over: bool,
 ) -> Verdict:
     usable_stack = by_stack if by_stack and by_stack.kind is not Kind.NO_EVIDENCE else None
     if usable_stack is None and by_flight is None:
-        fallback = "nothing in the flight recorder is unfinished" if dumps else "nothing notable was found"
+        over_text = "the run is over, and nothing that it left tells of a fault"
+        nothing = over_text if over else "nothing notable was found"
+        fallback = "nothing in the flight recorder is unfinished" if dumps else nothing
         empty = Verdict(Kind.HEALTHY if dumps else Kind.NO_EVIDENCE, (), 0.4 if dumps else 0.0, fallback)
         return by_logs or by_stack or empty
     if usable_stack is None:
