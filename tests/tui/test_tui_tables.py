@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec import structs
+from rich.style import Style
 from textual.app import App, ComposeResult
 
 from ftdash.monitor.state import Alert, RankPhase
 from ftdash.tui.widgets.alerts import AlertList
-from ftdash.tui.widgets.grid import Column, fit_columns
-from ftdash.tui.widgets.lines import plain
+from ftdash.tui.widgets.grid import Column, Grid, fit_columns
+from ftdash.tui.widgets.lines import Line, plain
 from ftdash.tui.widgets.node_grid import NodeGrid
 from ftdash.tui.widgets.rank_table import FoldedRow, GroupRow, RankRow, RankTable, Sort, arrange
 from tests.support import screens
 
 
 class Hosted(App[None]):
-    def __init__(self, widget: RankTable | AlertList | NodeGrid) -> None:
+    def __init__(self, widget: Grid | NodeGrid) -> None:
         super().__init__()
         self.widget = widget
 
@@ -162,3 +165,39 @@ def test_ranks_of_a_large_run_may_be_as_far_apart_as_their_turns() -> None:
     assert [type(row) for row in arrange(ranks, fold=True)] == [FoldedRow]
     ranks[700] = structs.replace(ranks[700], step=100)
     assert [row.state.rank for row in arrange(ranks, fold=True) if isinstance(row, RankRow)] == [700]
+
+
+class Numbers(Grid):
+    DEFAULT_CSS = "Numbers { height: 10; overflow-y: auto; }"
+
+    def columns(self) -> list[Column]:
+        return [Column("number", "number", 8)]
+
+    def cells(self, item: int, columns: Sequence[Column]) -> Line:
+        return [(str(item), Style())]
+
+
+async def test_rows_that_come_and_go_move_the_end_without_a_new_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid, laid_out = Numbers(), []
+    async with Hosted(grid).run_test(size=(40, 20)) as pilot:
+        grid.set_items(range(100))
+        await pilot.pause()
+        assert grid.max_scroll_y == 100 + 1 - 10
+        whole = grid.screen._refresh_layout
+        monkeypatch.setattr(
+            grid.screen, "_refresh_layout", lambda *a, **k: (laid_out.append(1), whole(*a, **k))
+        )
+        grid.set_items(range(120))
+        await pilot.pause()
+        assert (grid.max_scroll_y, grid.vertical_scrollbar.window_virtual_size) == (120 + 1 - 10, 121)
+        grid.scroll_to(y=grid.max_scroll_y, animate=False)
+        grid.set_items(range(30))
+        await pilot.pause()
+        assert grid.scroll_offset.y == 30 + 1 - 10
+        assert not laid_out
+        grid.set_items(range(5))
+        await pilot.pause()
+        assert laid_out
+        assert (grid.scroll_offset.y, grid.show_vertical_scrollbar) == (0, False)

@@ -134,7 +134,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         self.cursor = max(0, min(self.cursor, len(self.items) - 1))
         size = Size(self.size.width, len(self.items) + self.HEADER)
         if size != self.virtual_size:
-            self.virtual_size = size
+            self._take_size(size)
         self._fitted = (-1, [])
         if self._columns() != columns_before:
             self._shown.clear()
@@ -145,6 +145,19 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
             after = self._line(index) if index < len(self.items) else ()
             if before != after:
                 self._repaint(index)
+
+    def _take_size(self, size: Size) -> None:
+        """As many rows as `size` is high: a new layout of the screen only where a scrollbar comes or goes."""
+        height = self.styles.height
+        fixed = height is not None and not height.is_auto and size.width == self.virtual_size.width
+        shown = self.container_size.height
+        if not fixed or not shown < min(size.height, self.virtual_size.height):
+            self.virtual_size = size
+            return
+        self.set_reactive(Grid.virtual_size, size)
+        self.vertical_scrollbar.window_virtual_size = size.height
+        if self.scroll_offset.y > self.max_scroll_y:
+            self.scroll_to(y=self.max_scroll_y, animate=False)
 
     def invalidate(self) -> None:
         """Draw everything again, as after a change of sorting or columns."""
