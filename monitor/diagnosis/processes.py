@@ -138,8 +138,10 @@ def find_trainers(pids: Sequence[int]) -> list[Trainer]:
     found = _topmost(candidates)
     if found:
         known = {trainer.rank for trainer in found}
+        launched = _is_launched(found[0].pid)
         for other in siblings(found[0], kin):
-            if other.rank not in known:
+            # Beside ranks below a launcher, one that is not has been left behind by a rank that ended.
+            if other.rank not in known and _is_launched(other.pid) >= launched:
                 known.add(other.rank)
                 found.append(other)
     taken = {trainer.rank for trainer in found}
@@ -152,6 +154,11 @@ def find_trainers(pids: Sequence[int]) -> list[Trainer]:
         taken.add(rank)
         found.append(Trainer(pid=pid, rank=rank, local_rank=rank))
     return sorted(found, key=lambda trainer: trainer.rank)
+
+
+def _is_launched(pid: int) -> bool:
+    """Whether a process was started by a launcher that still lives."""
+    return is_launcher(procfs.command_line(procfs.parent_pid(pid)))
 
 
 def _said_rank(pid: int) -> int | None:
