@@ -226,6 +226,10 @@ class Summary:
         for record in records:
             if isinstance(record, RankSample):
                 summary = self.rank(record.rank)
+                before = summary.sample
+                if not record.rss and before is not None and before.pid == record.pid:
+                    # a zombie holds no memory any more: what the rank held is what is asked of it
+                    record = msgspec.structs.replace(record, rss=before.rss)
                 summary.sample = record
                 summary.sample_host = host
                 if record.rss and record.beat_step > 0 and not record.gpu_uuid:

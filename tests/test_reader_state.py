@@ -296,6 +296,13 @@ def test_a_restarted_rank_is_alive_again(tmp_path: Path) -> None:
     assert (state.ranks[0].pid, state.ranks[0].state) == (900, RankPhase.COMPUTE)
 
 
+def test_a_rank_that_was_seen_as_a_zombie_keeps_the_memory_it_held(tmp_path: Path) -> None:
+    run = running(tmp_path)
+    write(run.rank_file(0), meta(0), step(1))
+    write(run.node_file("far"), sample(0, T0, rss=5 << 20), sample(0, T0 + 1, rss=0, state="Z"))
+    assert read(run, now=T0 + 2).ranks[0].memory_used == 5 << 20
+
+
 def test_gpus_are_joined_to_ranks_by_uuid(tmp_path: Path) -> None:
     run = running(tmp_path)
     write(run.rank_file(0), meta(0, device="cuda:0", device_uuid="GPU-b"))
