@@ -43,13 +43,17 @@ def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[l
     return [view for view in views if key(view) != counts[0][0]], False
 
 
+# What tells that only some ranks are sent to a line, the stronger sign first.
+_HINTS = (source.in_except_block, source.rank_condition)
+
+
 def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
     """With no majority: the side that only some ranks are sent to, else the one that is behind."""
     sides: dict[Hashable, list[View]] = {}
     for view in views:
         sides.setdefault(key(view), []).append(view)
     groups = list(sides.values())
-    for hint in (source.in_except_block, source.rank_condition):
+    for hint in _HINTS:
         marked = [
             group
             for group in groups
@@ -88,21 +92,22 @@ def _singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], H
     skipped what they wait in: it is named instead.
     """
     rest = [view for view in views if view not in odd]
-    for hint in (source.in_except_block, source.rank_condition):
-        if marked := [view for view in odd if any(map(hint, _apart(view, rest[0])))]:
-            return marked if len({key(view) for view in odd}) > 1 else odd
+    if sent := _sent_there(odd, rest[0]):
+        return sent if len({key(view) for view in odd}) > 1 else odd
     ways = Counter(tuple(_own_stack(view.reading)) for view in rest).most_common(2)
     if len(ways) < 2 or ways[0][1] == ways[1][1]:
         return odd
     usual = next(view for view in rest if tuple(_own_stack(view.reading)) == ways[0][0])
-    for hint in (source.in_except_block, source.rank_condition):
-        if astray := [
-            view
-            for view in rest
-            if any(map(hint, _apart(view, usual))) and all(_stands_before(view, other) for other in odd)
-        ]:
-            return astray
-    return odd
+    before = [view for view in rest if all(_stands_before(view, other) for other in odd)]
+    return _sent_there(before, usual) or odd
+
+
+def _sent_there(views: Sequence[View], usual: View) -> list[View]:
+    """The ranks that an except block, else a rank condition, has sent another way than the usual one."""
+    for hint in _HINTS:
+        if sent := [view for view in views if any(map(hint, _apart(view, usual)))]:
+            return sent
+    return []
 
 
 def _stands_before(view: View, other: View) -> bool:

@@ -87,9 +87,12 @@ def _weigh(
 ) -> Verdict:
     usable_stack = by_stack if by_stack and by_stack.kind is not Kind.NO_EVIDENCE else None
     if usable_stack is None and by_flight is None:
-        over_text = "the run is over, and nothing that it left tells of a fault"
-        nothing = over_text if over else "nothing notable was found"
-        fallback = "nothing in the flight recorder is unfinished" if dumps else nothing
+        if dumps:
+            fallback = "nothing in the flight recorder is unfinished"
+        elif over:
+            fallback = "the run is over, and nothing that it left tells of a fault"
+        else:
+            fallback = "nothing notable was found"
         empty = Verdict(Kind.HEALTHY if dumps else Kind.NO_EVIDENCE, (), 0.4 if dumps else 0.0, fallback)
         return by_logs or by_stack or empty
     if usable_stack is None:
