@@ -3,7 +3,6 @@
 The line that the verdict has to name ends in `# named`.
 """
 
-import os
 import queue
 import socket
 import subprocess
@@ -13,21 +12,8 @@ import time
 import urllib.request
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-
-RANK = int(os.environ["RANK"])
-WORLD = int(os.environ["WORLD_SIZE"])
-FOLDER = Path(os.environ["ZOO_DIR"])
-
-
-def ready():
-    (FOLDER / f"ready-{RANK}").touch()
-
-
-def tensor(size=4):
-    return torch.ones(size)
-
+from rank import FOLDER, RANK, WORLD, ready, tensor
 
 HOLD = "import fcntl, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print(); time.sleep(3600)"
 

@@ -8,22 +8,10 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-RANK = int(os.environ["RANK"])
-WORLD = int(os.environ["WORLD_SIZE"])
-FOLDER = Path(os.environ["ZOO_DIR"])
-
-
-def ready():
-    (FOLDER / f"ready-{RANK}").touch()
-
-
-def tensor(size=4):
-    return torch.ones(size)
+from rank import FOLDER, RANK, ready, tensor
 
 
 def slow_preprocessing():
