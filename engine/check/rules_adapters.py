@@ -190,7 +190,7 @@ def unused_parameters(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
-def adapters_behind_reentrants(bundle: Bundle) -> Iterator[Finding]:
+def adapters_behind_checkpoint_wrappers(bundle: Bundle) -> Iterator[Finding]:
     """FSDP's recomputation wraps layers, and PEFT 0.21.2 then finds no adapter to save in them.
 
     Seen on two gloo ranks: checkpoints and the final adapter are empty files, and nothing is said.

@@ -34,7 +34,6 @@ class Recorder:
         self._files: dict[int, NodeFile] = {}
         self._ranks: dict[int, Watched] = {}
         self._steps: dict[int, Step] = {}
-        self._gpus: tuple[str, ...] = ()
 
     def write(self, seen: Attached) -> None:
         """Record the job with the most ranks of this look, and answer what screens have asked for."""
