@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ftdash.monitor import control, procs
-from ftdash.monitor.rundir import RunError, find_run
+from ftdash.monitor.rundir import RunDir, RunError, find_run
 from ftdash.monitor.state import RankPhase, RunPhase
 from ftdash.monitor.stop import stop_run
 from tests.support.live_runs import agent_pid, processes_of, read, start_run, wait_for, wait_until
 
 ENDED = (RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED)
+
+
+def adopting_agent(run: RunDir) -> list[str]:
+    return [sys.executable, "-m", "ftdash.monitor.agent", "--adopt", str(run.path)]
 
 
 def test_a_run_that_ends_by_itself_is_finished_with_every_exit_code(tmp_path: Path) -> None:
@@ -61,6 +67,22 @@ def test_stop_returns_when_every_process_is_gone_even_one_that_ignores_sigterm(t
     assert state.state is RunPhase.STOPPED
     assert {end.code for end in state.manifest.exits} == {-9}
     assert state.manifest.first_failing_rank is None
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_how_a_killed_launcher_ended_is_known_though_its_agent_is_gone(tmp_path: Path, adopted: bool) -> None:
+    run = start_run(tmp_path, 2, "--steps", "4000", "--ignore-term")
+    wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 0 for rank in state.ranks))
+    first = agent_pid(run)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not procs.agent_alive(run.path, first))
+    if adopted:
+        subprocess.Popen(adopting_agent(run), start_new_session=True)
+        wait_until(lambda: agent_pid(run) != first)
+    assert stop_run(run, grace_s=0.5) == set()
+    state = read(run)
+    assert (state.state, state.manifest.exit_code) == (RunPhase.STOPPED, -9)
+    assert not processes_of(run)
 
 
 def test_a_stopped_rank_makes_the_run_stalled_and_stop_still_ends_it(tmp_path: Path) -> None:
@@ -116,15 +138,12 @@ def test_sigterm_ends_a_detached_agent_but_not_its_training(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_agent_can_adopt_a_run_and_sees_it_end(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     run = start_run(tmp_path, 2, "--steps", "100", "--fail", "1:90:exit")
     wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 2 for rank in state.ranks))
     first = agent_pid(run)
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: not procs.agent_alive(run.path, first))
-    command = [sys.executable, "-m", "ftdash.monitor.agent", "--adopt", str(run.path)]
+    command = adopting_agent(run)
     with subprocess.Popen(command, start_new_session=True) as adopting:
         wait_until(lambda: agent_pid(run) != first)
         refused = subprocess.run(command, capture_output=True, text=True)

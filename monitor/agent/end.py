@@ -7,9 +7,11 @@ import time
 from collections.abc import Mapping
 
 from ftdash.monitor import procs
+from ftdash.monitor.agent.launcher import waits_for_launcher
 from ftdash.monitor.rundir import RunDir
 
 SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
+STATUS_WAIT_S = 2.0  # for the shell above a killed launcher: it alone can write how that ended
 KILL_WAIT_S = 10.0  # a process in uninterruptible sleep cannot be killed: it is named, not waited for
 
 
@@ -30,13 +32,18 @@ class Ending:
             left.update(child for child in procs.descendants(pid) if procs.alive(child))
         if time.monotonic() >= self._kill_at:
             self.killed = self.killed or bool(left)
-            procs.send(left, signal.SIGKILL)
+            spared = set() if self._shells_overdue else {pid for pid in left if waits_for_launcher(pid)}
+            procs.send(left - spared, signal.SIGKILL)
         else:
             fresh = left - self._signalled
             procs.send(fresh, signal.SIGTERM)
             procs.send(fresh, signal.SIGCONT)  # a stopped process takes no SIGTERM
             self._signalled |= fresh
         return left
+
+    @property
+    def _shells_overdue(self) -> bool:
+        return time.monotonic() > self._kill_at + STATUS_WAIT_S
 
     @property
     def overdue(self) -> bool:

@@ -56,14 +56,19 @@ def launcher_pids(shell_pid: int) -> list[int]:
     return children(shell_pid)
 
 
+def waits_for_launcher(pid: int) -> bool:
+    """Whether this process is a shell that waits for a launcher, to write how it ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as handle:
+            words = handle.read().split(b"\0")
+    except OSError:
+        return False
+    return words[1:3] == [b"-c", _WAITER.encode()]
+
+
 def waiting_shell(run: RunDir) -> int:
     """The shell on this node that waits for the run's launcher, whoever started it; 0 when it is gone."""
     for pid in procs.pids_of_run(run.path):
-        try:
-            with open(f"/proc/{pid}/cmdline", "rb") as handle:
-                words = handle.read().split(b"\0")
-        except OSError:
-            continue
-        if words[1:3] == [b"-c", _WAITER.encode()] and node_name(procs.environ(pid)) == node_name():
+        if waits_for_launcher(pid) and node_name(procs.environ(pid)) == node_name():
             return pid
     return 0

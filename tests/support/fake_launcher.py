@@ -27,6 +27,8 @@ def main() -> int:
     def stop(number: int, frame: FrameType | None) -> None:
         for process in ranks:
             process.send_signal(number)
+        for process in ranks:
+            process.wait()
         raise SystemExit(1)
 
     signal.signal(signal.SIGTERM, stop)
