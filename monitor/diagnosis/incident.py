@@ -17,18 +17,17 @@ from pathlib import Path
 
 import msgspec
 
-from ftdash.monitor.beat import read_beat
 from ftdash.monitor.diagnosis import live, weigh
 from ftdash.monitor.diagnosis.collect import dump_ranks, save_ranks
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import (
-    Beat,
     FlightDump,
     RankEvidence,
     Sample,
     Verdict,
     decode_rank,
 )
+from ftdash.monitor.diagnosis.pace import last_beat
 from ftdash.monitor.diagnosis.ras import RasReport
 from ftdash.monitor.rundir import RunDir, safe_name, write_atomic
 
@@ -91,8 +90,7 @@ def take(
         before = time.monotonic()
         found = dump_ranks(ranks)
         for evidence in found:
-            if beat := read_beat(run.beat_file(evidence.rank)):
-                evidence.beat = Beat(beat.t, beat.step, beat.phase)
+            evidence.beat = last_beat(run.telemetry, evidence.rank)
         (folder / name).mkdir(mode=0o700, parents=True)
         save_ranks(folder / name, found)
         samples.append(Sample(t=time.time(), ranks=tuple(found), expected=frozenset(r for r, _ in ranks)))

@@ -12,7 +12,8 @@ from ftdash.monitor.diagnosis.arguments import add_calls
 from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
 from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.kernel import kernel_lines
-from ftdash.monitor.diagnosis.model import Beat, ProcessEvidence, RankEvidence, Sample
+from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Sample
+from ftdash.monitor.diagnosis.pace import last_beat
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
 from ftdash.monitor.diagnosis.workerserver import flight_dumps
 
@@ -41,16 +42,9 @@ def take_sample(trainers: Sequence[Trainer], *, beats: Path | None = None, timeo
     ranks = dump_ranks([(trainer.rank, trainer.pid) for trainer in trainers], timeout_s=timeout_s)
     if beats is not None:
         for evidence in ranks:
-            evidence.beat = _beat(beats / f"rank-{evidence.rank}.beat")
+            evidence.beat = last_beat(beats, evidence.rank)
     expected, world = _expected(trainers)
     return Sample(t=time.time(), ranks=tuple(ranks), expected=expected, world_size=world)
-
-
-def _beat(path: Path) -> Beat | None:
-    from ftdash.monitor.beat import read_beat
-
-    found = read_beat(path)
-    return Beat(found.t, found.step, found.phase) if found else None
 
 
 def _needs_native(evidence: RankEvidence) -> bool:

@@ -122,6 +122,8 @@ class Beat(msgspec.Struct, omit_defaults=True):
     t: float = 0.0
     step: int = 0
     phase: str = ""
+    usual_s: float = 0.0  # median of the rank's earlier steps, 0 when not known
+    longest_s: float = 0.0  # the longest of them
 
 
 class RankEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):

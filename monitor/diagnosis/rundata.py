@@ -24,6 +24,7 @@ from ftdash.monitor.diagnosis.model import (
     RankEvidence,
     Sample,
 )
+from ftdash.monitor.diagnosis.pace import last_beat
 from ftdash.monitor.diagnosis.permission import REMEDIES
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import FINAL
@@ -107,6 +108,8 @@ def _ask_agents(
         if reach is not None and silent:
             notices = (_dump_silent(reach, silent, folder),)
         found = _wait_for_dumps(folder, manifest.world_size, patience_s)
+        for rank, evidence in found.items():
+            evidence.beat = last_beat(run.telemetry, rank)
         notices += unanswered_ranks(found, manifest.world_size, metas)
         samples.append(replace(_with_silent(found, manifest, metas), notices=notices))
         if number == 0:

@@ -125,7 +125,7 @@ def in_except_block(frame: Frame) -> bool:
     return any(isinstance(node, ast.ExceptHandler) for node, _ in _around(frame))
 
 
-_Loop = ast.For | ast.AsyncFor | ast.While
+Loop = ast.For | ast.AsyncFor | ast.While
 
 
 @lru_cache(maxsize=4096)
@@ -139,7 +139,7 @@ def may_be_left(frame: Frame, later: int) -> bool:
     for node, name in _around(frame):
         if name != "body":
             continue
-        if isinstance(node, _Loop) and later > (node.end_lineno or 0) and _may_end_early(node):
+        if isinstance(node, Loop) and later > (node.end_lineno or 0) and _may_end_early(node):
             return True
         if isinstance(node, ast.Try) and later > (node.body[-1].end_lineno or 0):
             return any(not _raises(handler) for handler in node.handlers)
@@ -150,14 +150,14 @@ def may_be_left(frame: Frame, later: int) -> bool:
 def in_a_loop_before(frame: Frame, later: int) -> bool:
     """Whether a line stands in a loop that is over before line `later`: ranks may have had fewer turns."""
     return not _tries_again(frame) and any(
-        isinstance(node, _Loop) and name == "body" and later > (node.end_lineno or 0)
+        isinstance(node, Loop) and name == "body" and later > (node.end_lineno or 0)
         for node, name in _around(frame)
     )
 
 
 @lru_cache(maxsize=4096)
 def in_a_loop(frame: Frame) -> bool:
-    return any(isinstance(node, _Loop) and name == "body" for node, name in _around(frame))
+    return any(isinstance(node, Loop) and name == "body" for node, name in _around(frame))
 
 
 def _tries_again(frame: Frame) -> bool:
@@ -203,7 +203,7 @@ def _function(frame: Frame) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     return found[-1] if found else None
 
 
-def _may_end_early(loop: _Loop) -> bool:
+def _may_end_early(loop: Loop) -> bool:
     return any(isinstance(inner, ast.Break | ast.Return | ast.Continue) for inner in ast.walk(loop))
 
 
@@ -216,9 +216,9 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _innermost_loop(frame: Frame) -> _Loop | None:
+def innermost_loop(frame: Frame) -> Loop | None:
     for node, name in reversed(_around(frame)):
-        if isinstance(node, _Loop) and name != "orelse":
+        if isinstance(node, Loop) and name != "orelse":
             return node
     return None
 
@@ -230,7 +230,7 @@ def _ends_the_loop(body: Sequence[ast.stmt]) -> bool:
     return isinstance(last, ast.Break | ast.Return | ast.Raise)
 
 
-_POLL_CALLS = frozenset(
+POLL_CALLS = frozenset(
     {
         "sleep",
         "print",
@@ -249,7 +249,7 @@ _POLL_CALLS = frozenset(
     | {"min", "max", "float", "round", "uniform", "random", "randint"}
     | {"error", "exception", "warn", "critical", "log", "getLogger", "flush"}
 )
-_TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discard"})
+TAKES = frozenset({"pop", "popleft", "popitem", "remove", "get_nowait", "discard"})
 
 
 @lru_cache(maxsize=4096)
@@ -259,7 +259,7 @@ def gets_on(frame: Frame, *, to_an_end: bool = False) -> bool | None:
     None where there is no loop, or no source. With `to_an_end` a loop that only calls something again and
     again, as a heartbeat does, is not enough.
     """
-    loop = _innermost_loop(frame)
+    loop = innermost_loop(frame)
     if loop is None:
         return None
     if not isinstance(loop, ast.While):
@@ -269,7 +269,7 @@ def gets_on(frame: Frame, *, to_an_end: bool = False) -> bool | None:
     worked_on = _worked_on(loop)
     if any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop)):
         return True
-    return not to_an_end and bool(_calls(loop, _asked(loop)) - _POLL_CALLS)
+    return not to_an_end and bool(_calls(loop, _asked(loop)) - POLL_CALLS)
 
 
 @lru_cache(maxsize=4096)
@@ -280,7 +280,7 @@ def polls(frame: Frame, callee: str = "") -> bool:
     asked, not done; so is a call whose result only such a condition uses. `callee` is a function of the user
     that the line calls and that itself only waits.
     """
-    loop = _innermost_loop(frame)
+    loop = innermost_loop(frame)
     if loop is None:
         return False
     asked = _asked(loop)
@@ -292,10 +292,10 @@ def polls(frame: Frame, callee: str = "") -> bool:
     elif not asked:
         return False  # it goes through something
     calls = _calls(loop, asked)
-    return bool(asked or calls) and calls <= _POLL_CALLS | {callee}
+    return bool(asked or calls) and calls <= POLL_CALLS | {callee}
 
 
-def _calls(loop: _Loop, asked: set[ast.AST]) -> set[str]:
+def _calls(loop: Loop, asked: set[ast.AST]) -> set[str]:
     """Names of what the loop's body calls, without what is only asked."""
     return {
         called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
@@ -305,7 +305,7 @@ def _calls(loop: _Loop, asked: set[ast.AST]) -> set[str]:
     }
 
 
-def _asked(loop: _Loop) -> set[ast.AST]:
+def _asked(loop: Loop) -> set[ast.AST]:
     """The nodes of a loop's body that only ask whether it may end."""
     asked: set[ast.AST] = set()
     for item in ast.walk(loop):
@@ -325,14 +325,14 @@ def _asked(loop: _Loop) -> set[ast.AST]:
 @lru_cache(maxsize=4096)
 def asked_in_loop(frame: Frame) -> str:
     """The text of what a loop that only waits asks before it ends; "" where a line stands in no such loop."""
-    loop = _innermost_loop(frame)
+    loop = innermost_loop(frame)
     if loop is None or not polls(frame):
         return ""
     queries = [node.value for node in ast.walk(loop) if isinstance(node, ast.Assign)]
     return " ".join(ast.unparse(node) for node in (*_conditions(loop), *queries))
 
 
-def _conditions(loop: _Loop) -> list[ast.expr]:
+def _conditions(loop: Loop) -> list[ast.expr]:
     """What decides when the loop ends."""
     leaving = [n.test for n in ast.walk(loop) if isinstance(n, ast.If) and _ends_the_loop(n.body)]
     return [loop.test, *leaving] if isinstance(loop, ast.While) else leaving
@@ -342,11 +342,11 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
 
 
-def _set_in(loop: _Loop) -> set[str]:
+def _set_in(loop: Loop) -> set[str]:
     return set().union(*(_names(statement, ast.Store) for statement in loop.body)) | _worked_on(loop)
 
 
-def _worked_on(loop: _Loop) -> set[str]:
+def _worked_on(loop: Loop) -> set[str]:
     """Names that the loop changes step by step: `n += 1`, `items = items[1:]`, `items.pop()`."""
     found: set[str] = set()
     for node in ast.walk(loop):
@@ -355,12 +355,12 @@ def _worked_on(loop: _Loop) -> set[str]:
         elif isinstance(node, ast.Assign):
             targets = set().union(*(_names(target, ast.Store) for target in node.targets))
             found |= targets & _names(node.value, ast.Load)
-        elif isinstance(node, ast.Attribute) and node.attr in _TAKES and isinstance(node.value, ast.Name):
+        elif isinstance(node, ast.Attribute) and node.attr in TAKES and isinstance(node.value, ast.Name):
             found.add(node.value.id)
     return found
 
 
-def _only_asked(loop: _Loop, name: str) -> bool:
+def _only_asked(loop: Loop, name: str) -> bool:
     """Whether the loop uses a name in the conditions that end it, and nowhere else."""
     inside = {node for test in _conditions(loop) for node in ast.walk(test)}
     uses = [
@@ -370,18 +370,21 @@ def _only_asked(loop: _Loop, name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def does_nothing(frame: Frame) -> bool:
-    """Whether the function around a line only waits: its calls are sleeps and words for the log."""
+def calls(frame: Frame) -> frozenset[str]:
+    """The bare names of what the function around a line calls."""
     function = _function(frame)
-    if function is None:
-        return False
-    calls = {
+    return frozenset(
         called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
-        for statement in function.body
+        for statement in (function.body if function else ())
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
-    }
-    return bool(calls) and calls <= _POLL_CALLS | {"wait"}
+    )
+
+
+def does_nothing(frame: Frame) -> bool:
+    """Whether the function around a line only waits: its calls are sleeps and words for the log."""
+    called = calls(frame)
+    return bool(called) and called <= POLL_CALLS | {"wait"}
 
 
 def says_store(text: str) -> bool:

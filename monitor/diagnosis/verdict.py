@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ftdash.monitor.diagnosis import endless
 from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, WORKER_POLLS, Phase
@@ -344,6 +345,8 @@ def _outside_kind(view: View) -> Kind:
 def _outside_why(view: View, kind: Kind) -> str:
     held = view.reading.blocked_by
     inside = f" in {held.name}" if held else ""
+    if view.in_vain and view.motion.busy:
+        return endless.words(view.evidence)
     if (awaited := view.awaited_thread()) and kind is not Kind.LOCK:
         return f"it waits{inside} for its own thread {awaited.thread}, which is at {awaited.own}"
     dead = [c for c in view.evidence.children if c.failure is DumpFailure.ZOMBIE]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ftdash.monitor.diagnosis import frames, knowledge, motion, source
+from ftdash.monitor.diagnosis import endless, frames, knowledge, motion, source
 from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.knowledge import Phase
 from ftdash.monitor.diagnosis.model import (
@@ -43,6 +43,7 @@ class View:
     text: str = ""  # the user's source line, where it can be read
     polls: bool = False  # it stands in a loop that only waits, at both looks
     context: Phase = Phase.UNKNOWN  # the surrounding phase, without what all ranks have in common
+    in_vain: bool = False  # it, or the worker that it waits for, tries the same again, beyond its own pace
 
     @property
     def rank(self) -> int:
@@ -112,7 +113,7 @@ class View:
 
     @property
     def progresses(self) -> bool:
-        return motion.progresses(self.motion, self.before, self.reading, self.holds_gil)
+        return not self.in_vain and motion.progresses(self.motion, self.before, self.reading, self.holds_gil)
 
     @property
     def shown_frame(self) -> Frame | None:
@@ -263,8 +264,22 @@ def make_views(samples: Sequence[Sample]) -> list[View]:
         context = reading.context
         if common and context:
             context = frames.context_without(evidence.threads, common)
-        views.append(View(evidence, reading, before, moved, wait, text, polls, context))
+        in_vain = old is not None and not moved.beat_changed and _in_vain(old, evidence, reading, moved)
+        views.append(View(evidence, reading, before, moved, wait, text, polls, context, in_vain))
     return views
+
+
+def _in_vain(old: RankEvidence, new: RankEvidence, reading: Reading, moved: Motion) -> bool:
+    """Whether a rank, or a worker that it waits for, computes without an end, by the rank's own pace."""
+    if not endless.beyond_its_pace(new):
+        return False
+    if endless.computes_in_vain(old.threads, new.threads, moved):
+        return True
+    earlier = {child.pid: child for child in old.children}
+    return not moved.busy and any(
+        child.pid in earlier and endless.tries_for_ever(earlier[child.pid].threads, child.threads)
+        for child in (new.children if reading.for_children else ())
+    )
 
 
 _LONG_PHASES = frozenset({Phase.LOAD, Phase.EVAL, Phase.GENERATE, Phase.COMPILE, Phase.SAVE})
