@@ -20,7 +20,7 @@ _RANK_NAME = re.compile(
 _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|num_keys|queue_pop)\(", re.I)
 _RAW_WAIT = re.compile(r"\.(?:wait|synchronize|is_completed)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
-_LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
+_LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|^with [\w.]+:|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
 
 
 @lru_cache(maxsize=256)
