@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,32 +89,40 @@ def test_a_rank_on_a_slow_host_is_named_with_the_phase(tmp_path):
     assert "forward" in found["straggler"][-1].text
 
 
-def test_a_process_that_is_stopped_again_and_again_is_named_with_that_cause(tmp_path):
-    stopped: list[int] = []
+@contextlib.contextmanager
+def limited(pid_of: Callable[[], int]) -> Iterator[None]:
+    """As cpulimit does, all the time from when `pid_of` names a process: let it run and stop it, in turns.
 
-    def limit(state: RunState) -> None:
-        """As cpulimit does: let it run and stop it, in turns."""
-        pid = next((rank.pid for rank in state.ranks if rank.rank == 1), 0)
-        if not pid or state.step < 5:
-            return
-        for _ in range(4):
-            try:
-                os.kill(pid, signal.SIGSTOP)
-                stopped.append(pid)
-                time.sleep(0.12)
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                return
-            time.sleep(0.02)
+    Whoever polls the run may be as slow as it likes meanwhile.
+    """
+    over = threading.Event()
 
+    def limit() -> None:
+        while not over.wait(0.02):
+            if pid := pid_of():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                    over.wait(0.12)
+                    os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=limit)
+    thread.start()
     try:
-        _, found = train("throttled", tmp_path, limit, steps=60)
+        yield
     finally:
-        for pid in set(stopped):
-            try:
-                os.kill(pid, signal.SIGCONT)
-            except ProcessLookupError:
-                pass
+        over.set()
+        thread.join()
+
+
+def test_a_process_that_is_stopped_again_and_again_is_named_with_that_cause(tmp_path):
+    pid = 0
+
+    def look(state: RunState) -> None:
+        nonlocal pid
+        pid = next((rank.pid for rank in state.ranks if rank.rank == 1 and rank.step >= 5), pid)
+
+    with limited(lambda: pid):
+        _, found = train("throttled", tmp_path, look, steps=60)
     assert "straggler" in found
     assert {alert.ranks for alert in found["straggler"]} == {(1,)}
     assert any("being stopped" in alert.text for alert in found["straggler"]), found
