@@ -9,10 +9,10 @@ import pytest
 
 from ftdash.engine import check
 from ftdash.engine.check.findings import Severity
-from tests.support import traps_in_configs, traps_in_files, traps_in_runs
+from tests.support import traps_in_configs, traps_in_files, traps_in_runs, traps_in_training
 from tests.support.check import FOUR_BIT, codes, fsdp1, fsdp2, script
 
-CASES = {**traps_in_configs.CASES, **traps_in_files.CASES, **traps_in_runs.CASES}
+CASES = {**traps_in_configs.CASES, **traps_in_files.CASES, **traps_in_runs.CASES, **traps_in_training.CASES}
 
 
 @pytest.mark.parametrize("case", CASES)

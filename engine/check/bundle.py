@@ -388,6 +388,14 @@ class Bundle:
         return None
 
 
+def call_option(bundle: Bundle, functions: tuple[str, ...], name: str) -> Sourced | None:
+    """A keyword argument of the first call of one of these functions that gives a known value."""
+    for document, _, call in bundle.script_calls():
+        if call.last in functions and name in call.kwargs and call.kwargs[name] is not UNKNOWN:
+            return Sourced(call.kwargs[name], document.at(call.line))
+    return None
+
+
 def is_true(found: Sourced | None) -> bool:
     return found is not None and str(found.value).lower() in ("true", "1", "yes", "on")
 

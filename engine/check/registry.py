@@ -24,11 +24,14 @@ def load_rules() -> None:
     from ftdash.engine.check import (  # noqa: F401
         rules_accelerate,
         rules_adapters,
+        rules_axolotl,
         rules_batch,
         rules_deepspeed,
+        rules_environment,
         rules_fsdp,
         rules_host,
         rules_launch,
+        rules_loops,
         rules_machine,
         rules_model,
         rules_onerank,
@@ -36,6 +39,7 @@ def load_rules() -> None:
         rules_script,
         rules_slurm,
         rules_torchtitan,
+        rules_trainer,
         rules_values,
         rules_versions,
     )

@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ftdash.engine.check.bundle import Bundle, dtype_name, is_false, is_true
+from ftdash.engine.check.bundle import Bundle, call_option, dtype_name, is_false, is_true
 from ftdash.engine.check.documents import Kind, Sourced
 from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.pyscript import UNKNOWN
 from ftdash.engine.check.registry import check
-
-
-def _call_option(bundle: Bundle, functions: tuple[str, ...], name: str) -> Sourced | None:
-    for document, _, call in bundle.script_calls():
-        if call.last in functions and name in call.kwargs and call.kwargs[name] is not UNKNOWN:
-            return Sourced(call.kwargs[name], document.at(call.line))
-    return None
 
 
 def _config_option(bundle: Bundle, *keys: str) -> Sourced | None:
@@ -29,7 +22,7 @@ def _config_option(bundle: Bundle, *keys: str) -> Sourced | None:
 
 def _four_bit(bundle: Bundle) -> Sourced | None:
     """Where 4-bit loading is asked for."""
-    found = _call_option(bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_4bit")
+    found = call_option(bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_4bit")
     found = found or bundle.argument("load_in_4bit", "use_4bit")
     if found is None:
         return _bits(bundle, 4)
@@ -43,7 +36,7 @@ def _bits(bundle: Bundle, bits: int) -> Sourced | None:
 
 
 def _model_dtype(bundle: Bundle) -> Sourced | None:
-    return _call_option(bundle, ("from_pretrained",), "dtype") or _call_option(
+    return call_option(bundle, ("from_pretrained",), "dtype") or call_option(
         bundle, ("from_pretrained",), "torch_dtype"
     )
 
@@ -56,7 +49,7 @@ def quant_storage(bundle: Bundle) -> Iterator[Finding]:
     """
     four_bit, backend = _four_bit(bundle), bundle.backend
     fsdp = backend is not None and backend.name.startswith("fsdp")
-    storage = _call_option(bundle, ("BitsAndBytesConfig",), "bnb_4bit_quant_storage") or bundle.argument(
+    storage = call_option(bundle, ("BitsAndBytesConfig",), "bnb_4bit_quant_storage") or bundle.argument(
         "bnb_4bit_quant_storage"
     )
     storage = storage or _config_option(bundle, "bnb_config_kwargs", "bnb_4bit_quant_storage")
@@ -118,9 +111,9 @@ def quant_storage(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def eight_bit_under_sharding(bundle: Bundle) -> Iterator[Finding]:
-    found = _call_option(
-        bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_8bit"
-    ) or bundle.argument("load_in_8bit")
+    found = call_option(bundle, ("BitsAndBytesConfig", "from_pretrained"), "load_in_8bit") or bundle.argument(
+        "load_in_8bit"
+    )
     found = found or _bits(bundle, 8)
     backend = bundle.backend
     if not is_true(found) or found is None or backend is None or not backend.shards:
@@ -143,7 +136,7 @@ def reentrant_checkpointing(bundle: Bundle) -> Iterator[Finding]:
     where, reentrant = "", None
     if kwargs and isinstance(kwargs.value, dict):
         where, reentrant = kwargs.where, kwargs.value.get("use_reentrant")
-    direct = _call_option(bundle, ("gradient_checkpointing_enable",), "gradient_checkpointing_kwargs")
+    direct = call_option(bundle, ("gradient_checkpointing_enable",), "gradient_checkpointing_kwargs")
     if direct and isinstance(direct.value, dict):
         where, reentrant = direct.where, direct.value.get("use_reentrant")
     if str(reentrant).lower() != "true" or bundle.adapters is None:
@@ -236,7 +229,7 @@ def adapter_switch_under_fsdp2(bundle: Bundle) -> Iterator[Finding]:
 @check
 def trained_embeddings(bundle: Bundle) -> Iterator[Finding]:
     """modules_to_save trains a full copy with gradient and optimizer state (huggingface/peft#2898)."""
-    found = _call_option(bundle, ("LoraConfig",), "modules_to_save") or _config_option(
+    found = call_option(bundle, ("LoraConfig",), "modules_to_save") or _config_option(
         bundle, "lora_modules_to_save"
     )
     found = found or _config_option(bundle, "additional_target") or bundle.argument("lora_modules_to_save")
@@ -317,7 +310,7 @@ def old_trl_auxiliary_loss(bundle: Bundle) -> Iterator[Finding]:
 
 def router_coefficient(bundle: Bundle) -> Sourced | None:
     """The coefficient of the load-balancing loss, wherever it is set."""
-    found = bundle.argument("router_aux_loss_coef") or _call_option(
+    found = bundle.argument("router_aux_loss_coef") or call_option(
         bundle, ("from_pretrained", "from_config"), "router_aux_loss_coef"
     )
     if found:
@@ -365,7 +358,7 @@ def _trl(bundle: Bundle) -> bool:
 
 
 def _router_logits(bundle: Bundle) -> Sourced | None:
-    found = _call_option(bundle, ("from_pretrained", "from_config"), "output_router_logits")
+    found = call_option(bundle, ("from_pretrained", "from_config"), "output_router_logits")
     if found:
         return found
     for document, _, call in bundle.script_calls():
@@ -390,7 +383,7 @@ def _router_logits(bundle: Bundle) -> Sourced | None:
 @check
 def unmerged_expert_adapters(bundle: Bundle) -> Iterator[Finding]:
     """Serving engines do not apply adapters on 3-D expert weights: merge first (PEFT's LoRA guide)."""
-    targets = _call_option(bundle, ("LoraConfig",), "target_parameters") or bundle.argument(
+    targets = call_option(bundle, ("LoraConfig",), "target_parameters") or bundle.argument(
         "lora_target_parameters"
     )
     for document in bundle.of(Kind.ADAPTER):
@@ -419,7 +412,7 @@ def unmerged_expert_adapters(bundle: Bundle) -> Iterator[Finding]:
 @check
 def expert_rank(bundle: Bundle) -> Iterator[Finding]:
     """A rank-r adapter on each expert multiplies the trainable parameters by their number."""
-    targets = _call_option(bundle, ("LoraConfig",), "target_parameters")
+    targets = call_option(bundle, ("LoraConfig",), "target_parameters")
     if (
         targets is None
         or bundle.model is None
@@ -427,8 +420,8 @@ def expert_rank(bundle: Bundle) -> Iterator[Finding]:
     ):
         return
     rank, pattern = (
-        _call_option(bundle, ("LoraConfig",), "r"),
-        _call_option(bundle, ("LoraConfig",), "rank_pattern"),
+        call_option(bundle, ("LoraConfig",), "r"),
+        call_option(bundle, ("LoraConfig",), "rank_pattern"),
     )
     shape = bundle.model[0]
     experts = max((group.layer.moe.experts for group in shape.groups if group.layer.moe), default=0)

@@ -74,6 +74,13 @@ def offload_by_stage(bundle: Bundle) -> Iterator[Finding]:
                 "offloaded",
                 'set "stage": 1, 2 or 3',
             )
+        elif optimizer and optimizer.value == "nvme" and stage is not None and stage < 3:
+            yield error(
+                "offload-optimizer-stage",
+                optimizer.where,
+                f"offload_optimizer to nvme at stage {stage}: only stage 3 writes optimizer state to disk",
+                'set "stage": 3, or "device": "cpu"',
+            )
         for part, found in (("offload_param", param), ("offload_optimizer", optimizer)):
             if found and found.value == "nvme" and not document.get("zero_optimization", part, "nvme_path"):
                 yield error("nvme-path", found.where, f"{part} to nvme names no nvme_path", 'add "nvme_path"')
@@ -212,4 +219,34 @@ def universal_checkpoint(bundle: Bundle) -> Iterator[Finding]:
                 elastic.where,
                 "elastic_checkpoint no longer works at stage 3",
                 'use a universal checkpoint: "checkpoint": {"load_universal": true}',
+            )
+
+
+@check
+def settings_of_stage_three(bundle: Bundle) -> Iterator[Finding]:
+    """ZeRO++'s partitions and quantised weights belong to gathered parameters (DeepSpeed's tutorial)."""
+    for document in bundle.of(Kind.DEEPSPEED):
+        stage = _stage(document)
+        for key in ("zero_hpz_partition_size", "zero_quantized_weights", "mics_shard_size"):
+            found = document.get("zero_optimization", key)
+            if found and found.value not in (False, 0, 1, -1) and stage is not None and stage < 3:
+                yield warning(
+                    "stage-three-setting",
+                    found.where,
+                    f"{key} at stage {stage}: it takes effect at stage 3 only",
+                    f'set "stage": 3, or remove {key}',
+                )
+
+
+@check
+def one_bit_optimizers(bundle: Bundle) -> Iterator[Finding]:
+    """They compress the gradients' average by themselves, which ZeRO-2 and 3 have already divided."""
+    for document in bundle.of(Kind.DEEPSPEED):
+        kind, stage = document.get("optimizer", "type"), _stage(document)
+        if kind and str(kind.value).lower() in ("onebitadam", "onebitlamb", "zerooneadam") and stage:
+            yield error(
+                "one-bit-optimizer",
+                kind.where,
+                f"{kind.value} at ZeRO stage {stage}: 1-bit optimizers work on whole gradients, without ZeRO",
+                'AdamW, or "stage": 0',
             )

@@ -354,3 +354,20 @@ def offload_with_efficient_config(bundle: Bundle) -> Iterator[Finding]:
             f"deepspeed and fsdp ({fsdp.where}) are both set",
             "keep one of them",
         )
+
+
+@check
+def efficient_loading(bundle: Bundle) -> Iterator[Finding]:
+    """Only rank 0 reads the weights: the others get theirs when FSDP1 synchronises module states."""
+    if bundle.backend is None or bundle.backend.name != "fsdp1":
+        return
+    loads, syncs = bundle.fsdp_option("cpu_ram_efficient_loading"), bundle.fsdp_option("sync_module_states")
+    if is_true(loads) and loads and is_false(syncs) and syncs:
+        yield error(
+            "efficient-loading-unsynchronised",
+            syncs.where,
+            f"fsdp_sync_module_states is false, and fsdp_cpu_ram_efficient_loading ({loads.where}) leaves "
+            "every "
+            "rank but the first with empty weights: accelerate refuses both",
+            "fsdp_sync_module_states: true",
+        )

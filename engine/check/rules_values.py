@@ -70,6 +70,67 @@ _DROPPED: dict[Kind, dict[tuple[str, ...], frozenset[str]]] = {
             "graph_harvesting keep_in_fp32_modules disable_python_gc"
         ),
     },
+    Kind.TRAINER: {
+        (): words(
+            "accelerator_config activation_offloading adam_beta1 adam_beta2 adam_epsilon "
+            "adapter_name_or_path additional_target assistant_only_loss attn_implementation "
+            "auto_find_batch_size average_tokens_across_devices bf16 bf16_full_eval "
+            "bnb_4bit_quant_storage bnb_4bit_quant_type buffer_size chat_template_path "
+            "completion_only_loss cutoff_len data_seed dataloader_drop_last dataloader_num_workers "
+            "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor dataset "
+            "dataset_config dataset_dir dataset_kwargs dataset_name dataset_num_proc dataset_streaming "
+            "dataset_test_split dataset_text_field dataset_train_split ddp_backend ddp_broadcast_buffers "
+            "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout deepspeed "
+            "disable_gradient_checkpointing do_eval do_predict do_train double_quantization dtype "
+            "enable_liger_kernel eos_token eval_accumulation_steps eval_dataset eval_delay eval_on_start "
+            "eval_packing eval_steps eval_strategy evaluation_strategy export_dir export_size "
+            "finetuning_type flash_attn fp16 fp16_full_eval freeze_trainable_layers fsdp fsdp_config "
+            "full_determinism gradient_accumulation_steps gradient_checkpointing "
+            "gradient_checkpointing_kwargs greater_is_better group_by_length hub_model_id "
+            "include_num_input_tokens_seen infer_backend infer_dtype interleave_probs label_names "
+            "label_smoothing_factor learning_rate load_best_model_at_end load_in_4bit load_in_8bit "
+            "logging_dir logging_first_step logging_steps logging_strategy lora_alpha lora_dropout "
+            "lora_modules_to_save lora_r lora_rank lora_target lora_target_modules lora_target_parameters "
+            "lora_task_type loraplus_lr_ratio loss_type lr_scheduler_kwargs lr_scheduler_type "
+            "mask_history max_grad_norm max_length max_samples max_seq_length max_steps "
+            "metric_for_best_model mix_strategy model_init_kwargs model_name_or_path model_revision "
+            "neat_packing neftune_noise_alpha num_train_epochs optim optim_args optim_target_modules "
+            "output_dir overwrite_cache overwrite_output_dir packing packing_strategy pad_to_multiple_of "
+            "pad_token padding_free parallelism_config per_device_eval_batch_size "
+            "per_device_train_batch_size plot_loss pref_beta pref_loss preprocessing_num_workers "
+            "pure_bf16 push_to_hub quantization_bit quantization_method ref_model remove_unused_columns "
+            "report_to resume_from_checkpoint reward_model rope_scaling router_aux_loss_coef run_name "
+            "save_on_each_node save_only_model save_steps save_strategy save_total_limit shift_attn "
+            "shuffle_dataset stage streaming template tf32 tokenized_path torch_compile torch_dtype "
+            "train_on_prompt truncation_mode trust_remote_code upcast_layernorm use_cache use_cpu "
+            "use_dora use_liger_kernel use_peft use_reentrant_gc use_rslora use_unsloth val_size "
+            "warmup_ratio warmup_steps weight_decay "
+        ),
+    },
+    Kind.AXOLOTL: {
+        (): words(
+            "adam_beta1 adam_beta2 adam_epsilon adapter auto_resume_from_checkpoints base_model bf16 "
+            "chat_template context_parallel_size dataloader_num_workers dataloader_pin_memory "
+            "dataloader_prefetch_factor dataset_num_proc dataset_prepared_path dataset_processes datasets "
+            "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_timeout deepspeed dp_replicate_size "
+            "dp_shard_size early_stopping_patience eval_batch_size eval_max_new_tokens "
+            "eval_sample_packing eval_steps eval_strategy eval_table_size evals_per_epoch "
+            "excess_length_strategy expert_parallel_size flash_attention flex_attention fp16 fsdp "
+            "fsdp_config fsdp_version gradient_accumulation_steps gradient_checkpointing "
+            "gradient_checkpointing_kwargs group_by_length learning_rate load_in_4bit load_in_8bit "
+            "logging_steps lora_alpha lora_dropout lora_mlp_kernel lora_model_dir lora_modules_to_save "
+            "lora_o_kernel lora_qkv_kernel lora_r lora_target_linear lora_target_modules "
+            "lora_target_parameters loss_watchdog_patience loss_watchdog_threshold lr_scheduler "
+            "max_grad_norm max_steps micro_batch_size model_type neftune_noise_alpha num_epochs optimizer "
+            "output_dir pad_to_sequence_len peft_use_dora peft_use_rslora resume_from_checkpoint "
+            "sample_packing save_only_model save_safetensors save_steps save_strategy save_total_limit "
+            "saves_per_epoch sdp_attention sequence_len sequence_parallel_degree shuffle_merged_datasets "
+            "special_tokens tensor_parallel_size test_datasets tf32 tokenizer_config tokenizer_type "
+            "torch_compile torch_compile_backend train_on_inputs trust_remote_code unfrozen_parameters "
+            "val_set_size wandb_entity wandb_log_model wandb_name wandb_project wandb_run_id wandb_watch "
+            "warmup_ratio warmup_steps weight_decay xformers_attention "
+        ),
+    },
     Kind.TORCHTITAN: {
         ("parallelism",): words(
             "data_parallel_replicate_degree data_parallel_shard_degree fsdp_reshard_after_forward "
@@ -84,13 +145,24 @@ _DROPPED: dict[Kind, dict[tuple[str, ...], frozenset[str]]] = {
         ),
     },
 }
-# DeepSpeed's offload models refuse keys that they do not have.
-_OFFLOAD = {
-    "offload_optimizer": words(
+# DeepSpeed's models of these sections refuse keys that they do not have.
+_CLOSED: dict[tuple[str, ...], frozenset[str]] = {
+    ("fp16",): words(
+        "enabled auto_cast loss_scale initial_scale_power loss_scale_window hysteresis "
+        "consecutive_hysteresis "
+        "min_loss_scale fp16_master_weights_and_grads fp16_opt_level opt_level"
+    ),
+    ("bf16",): words(
+        "enabled immediate_grad_update check_grad_overflow bf16_master_weights_and_grads "
+        "bf16_optimizer_states auto_cast"
+    ),
+    ("zero_optimization", "offload_optimizer"): words(
         "device nvme_path buffer_count pin_memory pipeline pipeline_read pipeline_write fast_init ratio "
         "super_offload cpuadam_cores_perc buffer_size"
     ),
-    "offload_param": words("device nvme_path buffer_count buffer_size max_in_cpu pin_memory"),
+    ("zero_optimization", "offload_param"): words(
+        "device nvme_path buffer_count buffer_size max_in_cpu pin_memory"
+    ),
 }
 # What DeepSpeed and the trainer compare with numbers as it stands in the file.
 _NUMBERS = (
@@ -161,17 +233,17 @@ def misspelt_keys(bundle: Bundle) -> Iterator[Finding]:
 
 
 @check
-def offload_keys(bundle: Bundle) -> Iterator[Finding]:
+def closed_sections(bundle: Bundle) -> Iterator[Finding]:
     for document in bundle.of(Kind.DEEPSPEED):
-        for part, known in _OFFLOAD.items():
-            for key in document.section("zero_optimization", part):
+        for part, known in _CLOSED.items():
+            for key in document.section(*part):
                 if key in known:
                     continue
                 near = difflib.get_close_matches(str(key), known, 1, 0.75)
                 yield error(
                     "zero-unknown-key",
-                    document.where("zero_optimization", part, str(key)),
-                    f"{part} has no key {key}: DeepSpeed refuses the config",
+                    document.where(*part, str(key)),
+                    f"{part[-1]} has no key {key}: DeepSpeed refuses the config",
                     f"did you mean {near[0]}?" if near else "remove it",
                 )
 
