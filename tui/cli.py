@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,27 @@ class UserError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args, **more) -> None:
+        super().__init__(*args, **more)
+        # the library's own takes -7e9 and -inf for flags, and then says that a value is missing
+        self._negative_number_matcher = re.compile(r"-(\d|\.\d|inf$|nan$)")
+
+    def parse_args(self, args=None, namespace=None):
+        """As the library does, but a flag that is not known is told with those that are near to it."""
+        found, rest = self.parse_known_args(args, namespace)
+        if rest:
+            import difflib
+
+            flag = rest[0].partition("=")[0]
+            known = [name for action in self._actions for name in action.option_strings]
+            begins = [name for name in known if flag.startswith("--") and name.startswith(flag)]
+            near = begins or difflib.get_close_matches(flag, known, cutoff=0.7)
+            words = f"near: {', '.join(near)}" if near else f"{self.prog} --help lists what there is"
+            self.error(
+                f"unknown flag {flag}; {words}" if flag.startswith("-") else f"unexpected {flag}; {words}"
+            )
+        return found
+
     def parse_known_args(self, args=None, namespace=None):
         """As the library does, but `--flag=--` is a missing value: argparse turns it into a list."""
         found, rest = super().parse_known_args(args, namespace)
