@@ -114,20 +114,20 @@ def exclusive_schedules(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def eight_bit_optimizer_under_fsdp(bundle: Bundle) -> Iterator[Finding]:
-    """bitsandbytes' 8-bit state is no DTensor (axolotl's validation of FSDP)."""
+    """bitsandbytes' 8-bit state is no DTensor, and lies on the GPU (axolotl/utils/schemas/validation.py)."""
     for document in bundle.of(Kind.AXOLOTL):
-        optimizer = document.get("optimizer")
-        sharded = document.get("fsdp_config") or document.get("fsdp")
-        if (
-            optimizer
-            and sharded
-            and str(optimizer.value) in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
-        ):
+        optimizer, backend = document.get("optimizer"), bundle.backend
+        if optimizer is None or backend is None or not backend.name.startswith("fsdp"):
+            continue
+        first = backend.name == "fsdp1"
+        offloads = first and is_true(bundle.fsdp_option("offload_params"))
+        whole = str(optimizer.value) in ("adamw_8bit", "adamw_bnb_8bit") and not first
+        if whole or (offloads and "8bit" in str(optimizer.value)):
             yield warning(
                 "8bit-optimizer-fsdp",
                 optimizer.where,
-                f"{optimizer.value} under FSDP ({sharded.where}): bitsandbytes' state is not sharded, and "
-                "FSDP2 "
-                "stops on it",
+                f"{optimizer.value} under {backend.label} ({backend.where})"
+                + (" with offload_params" if offloads else "")
+                + ": Axolotl refuses it, for bitsandbytes' state is not sharded",
                 "adamw_torch_8bit or adamw_torch_fused",
             )

@@ -32,13 +32,20 @@ _TRAINER = re.compile(r"^(SFT|DPO|GRPO|KTO|Reward|RLOO|Seq2Seq)?Trainer$")
 
 @check
 def renamed_arguments(bundle: Bundle) -> Iterator[Finding]:
-    for document, call in bundle.argument_calls():
-        # Classes of the script itself, and of trl before it had a class, keep what names they like.
-        if call.last in ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig"):
-            yield from _renamed(bundle, document, call, _RENAMED_ARGUMENTS)
-    for document, _, call in bundle.script_calls():
+    """Classes of these names from elsewhere keep their own; unsloth patches the old names in."""
+    for document, script, call in bundle.script_calls():
+        if not _of_library(script, call) or "unsloth" in script.imports:
+            continue
         if _TRAINER.match(call.last):
             yield from _renamed(bundle, document, call, _RENAMED_IN_TRAINER)
+        elif call.last in ("TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig"):
+            yield from _renamed(bundle, document, call, _RENAMED_ARGUMENTS)
+
+
+def _of_library(script: Script, call: Call) -> bool:
+    if "." in call.name:
+        return call.name.split(".")[0] in ("transformers", "trl")
+    return any(_imported_from(script, call.last, package) for package in ("transformers", "trl"))
 
 
 def _renamed(
@@ -288,11 +295,12 @@ def quantised_compute(bundle: Bundle) -> Iterator[Finding]:
 
 @check
 def quantisation_type(bundle: Bundle) -> Iterator[Finding]:
-    found = call_option(bundle, ("BitsAndBytesConfig",), "bnb_4bit_quant_type") or bundle.argument(
-        "bnb_4bit_quant_type"
-    )
-    if found and isinstance(found.value, str) and found.value not in ("nf4", "fp4"):
-        yield unknown_value(found.where, "bnb_4bit_quant_type", found.value, ("nf4", "fp4"))
+    """Written out only: the default of an option may be what a condition around the call leaves out."""
+    for document, _, call in bundle.script_calls():
+        for word in call.node.keywords if call.last == "BitsAndBytesConfig" else ():
+            given = word.value.value if isinstance(word.value, ast.Constant) else "nf4"
+            if word.arg == "bnb_4bit_quant_type" and given not in ("nf4", "fp4"):
+                yield unknown_value(document.at(call.line), word.arg, given, ("nf4", "fp4"))
 
 
 @check

@@ -78,7 +78,8 @@ _DROPPED: dict[Kind, dict[tuple[str, ...], frozenset[str]]] = {
             "bnb_4bit_quant_storage bnb_4bit_quant_type buffer_size chat_template_path "
             "completion_only_loss cutoff_len data_seed dataloader_drop_last dataloader_num_workers "
             "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor dataset "
-            "dataset_config dataset_dir dataset_kwargs dataset_name dataset_num_proc dataset_streaming "
+            "dataset_config dataset_dir dataset_mixture datasets dataset_kwargs dataset_name "
+            "dataset_num_proc dataset_streaming "
             "dataset_test_split dataset_text_field dataset_train_split ddp_backend ddp_broadcast_buffers "
             "ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph ddp_timeout deepspeed "
             "disable_gradient_checkpointing do_eval do_predict do_train double_quantization dtype "
@@ -145,6 +146,8 @@ _DROPPED: dict[Kind, dict[tuple[str, ...], frozenset[str]]] = {
         ),
     },
 }
+# Files that many programs read, each with options of its own: only a slip of a letter or two is told there.
+_NEAR = {Kind.TRAINER: 0.9, Kind.AXOLOTL: 0.9}
 # DeepSpeed's models of these sections refuse keys that they do not have.
 _CLOSED: dict[tuple[str, ...], frozenset[str]] = {
     ("fp16",): words(
@@ -221,8 +224,10 @@ def misspelt_keys(bundle: Bundle) -> Iterator[Finding]:
             values = document.section(*section) if section else document.data
             for key in values:
                 name = str(key)
-                near = difflib.get_close_matches(name, known - set(map(str, values)), 1, 0.85)
-                if name in known or not near:
+                near = difflib.get_close_matches(
+                    name, known - set(map(str, values)), 1, _NEAR.get(document.kind, 0.85)
+                )
+                if name in known or not near or _a_word_apart(name, near[0]):
                     continue
                 yield warning(
                     "key-misspelt",
@@ -230,6 +235,12 @@ def misspelt_keys(bundle: Bundle) -> Iterator[Finding]:
                     f"{name} is no key here: it takes no effect",
                     f"did you mean {near[0]}?",
                 )
+
+
+def _a_word_apart(one: str, other: str) -> bool:
+    """Whether one name is the other with words before or behind it: an option of its own, not a slip."""
+    long, short = sorted((one, other), key=len, reverse=True)
+    return long.startswith(f"{short}_") or long.endswith(f"_{short}")
 
 
 @check

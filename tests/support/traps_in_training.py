@@ -116,6 +116,14 @@ BEST = "load_best_model_at_end=True, eval_strategy='steps', eval_steps=100, save
 CASES = {
     "argument-gone": ({"t.py": script("evaluation_strategy='no'")}, {"t.py": script("eval_strategy='no'")}),
     "argument-gone#trainer": ({"t.py": script(peft=", tokenizer=t")}, {"t.py": script(peft=", tokenizer=t"), "requirements.txt": "transformers==4.44\n"}),
+    "argument-gone#of-another-library": (
+        {"t.py": "from trl import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"},
+        {"t.py": "from mine import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"},
+    ),
+    "argument-gone#patched-in": (
+        {"t.py": "from trl import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"},
+        {"t.py": "import unsloth\nfrom trl import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"},
+    ),
     "best-model-strategies": ({"t.py": script(BEST.format(save=150), peft=", eval_dataset=e")}, {"t.py": script(BEST.format(save=200), peft=", eval_dataset=e")}),
     "best-model-strategies#apart": (
         {"t.py": script("load_best_model_at_end=True, eval_strategy='epoch'", peft=", eval_dataset=e")},
@@ -143,7 +151,7 @@ CASES = {
     ),
     "value-unknown#quant-type": (
         {"t.py": script(load="quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='int4')", peft=LORA)},
-        {"t.py": script(load="quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='fp4')", peft=LORA)},
+        {"t.py": "kind = 'fp32'\n" + script(load="quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=kind)", peft=LORA)},
     ),
     "merge-into-quantised": (
         {"t.py": script(load=BF16, peft=LORA, end="trainer.model.merge_and_unload()")},
@@ -169,6 +177,11 @@ CASES = {
     "value-unknown#axolotl": ({"a.yaml": axolotl(adapter="Lora")}, {"a.yaml": axolotl()}),
     "value-unknown#factory": ({"l.yaml": factory(finetuning_type="qlora")}, {"l.yaml": factory(finetuning_type="oft")}),
     "key-misspelt#axolotl": ({"a.yaml": axolotl(micro_batchsize=4, micro_batch_size=None)}, {"a.yaml": axolotl(a_key_of_a_plugin=4)}),
+    "key-misspelt#a-word-apart": ({"l.yaml": factory(enable_liger_kernl=True)}, {"l.yaml": factory(enable_activation_offloading=True)}),
+    "8bit-optimizer-fsdp#offload": (
+        {"a.yaml": axolotl(optimizer="paged_adamw_8bit", fsdp_config={"fsdp_offload_params": True})},
+        {"a.yaml": axolotl(optimizer="paged_adamw_8bit", fsdp_config={"fsdp_offload_params": False})},
+    ),
     "key-misspelt#trainer": ({"l.yaml": factory(gradient_accumulate_steps=4, gradient_accumulation_steps=None)}, {"l.yaml": factory(eval_dataset="mine")}),
     "two-quantisations": ({"a.yaml": axolotl(load_in_8bit=True, load_in_4bit=True)}, {"a.yaml": axolotl(load_in_8bit=True, load_in_4bit=False)}),
     "qlora-without-4bit": ({"a.yaml": axolotl(adapter="qlora", load_in_8bit=True)}, {"a.yaml": axolotl(adapter="qlora", load_in_4bit=True)}),
