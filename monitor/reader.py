@@ -23,7 +23,7 @@ from ftdash.monitor.records import AnyRecord, RankSample, Step, decode_lines, de
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
 from ftdash.monitor.snapshot import Shown, Surroundings, build_state
 from ftdash.monitor.state import Alert, RunPhase, RunState
-from ftdash.monitor.summary import LeanMeta, LeanSample, Summary, lean_decoder, lean_node_decoder
+from ftdash.monitor.summary import LeanSample, Summary, lean_decoder, lean_node_decoder
 from ftdash.monitor.tail import CHUNK_BYTES, Tail
 
 RECENT_BYTES = 64 << 10  # the end of a large piece is decoded in full, what is before it only for history
@@ -335,8 +335,7 @@ class RunReader:
         assert file.rank is not None
         lean, garbage = decode_lines(lean_decoder, data)
         file.garbage += garbage
-        self.summary.feed_rank_history(file.rank, lean)
-        if any(type(record) is LeanMeta for record in lean):
+        if self.summary.feed_rank_history(file.rank, lean):
             lines = [line for line in data.split(b"\n") if b'"meta"' in line]
             self.summary.feed_rank(file.rank, decode_lines(decoder, b"\n".join(lines))[0])
 

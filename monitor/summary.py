@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
@@ -177,14 +177,16 @@ class Summary:
             elif isinstance(record, Event):
                 self.events.append(record)
 
-    def feed_rank_history(self, rank: int, records: Sequence[LeanRecord]) -> None:
-        """Lean records of one rank's file, older than those fed in full; meta records are passed over."""
+    def feed_rank_history(self, rank: int, records: Sequence[LeanRecord]) -> bool:
+        """Lean records of one rank's file, older than those fed in full. True: there are meta records,
+        which are passed over."""
         summary = self.rank(rank)
-        steps = [record for record in records if type(record) is LeanStep]
-        self.timeline.add_old(steps)
-        summary.tokens += sum([record.tokens for record in steps])
-        if len(steps) == len(records):
-            return
+        kinds = set(map(type, records))
+        only_steps = kinds == {LeanStep}
+        steps = records if only_steps else [record for record in records if type(record) is LeanStep]
+        summary.tokens += self.timeline.add_old(cast(Sequence[LeanStep], steps))
+        if only_steps:
+            return False
         newest_experts: dict[int, LeanExperts] = {}
         for record in records:
             if type(record) is LeanExperts:
@@ -211,6 +213,7 @@ class Summary:
             if newer:
                 summary.experts[layer] = Experts(t=0.0, step=found.step, layer=layer, counts=counts)
                 self._stale_layers.add(layer)
+        return LeanMeta in kinds
 
     def _note_routing(self, rank: int, step: int, layer: int, counts: Sequence[int]) -> None:
         if self._routing_rank is None:

@@ -63,23 +63,27 @@ class Bucket:
         self.memory = max(self.memory, other.memory)
         self.rss = max(self.rss, other.rss)
 
-    def add_old(self, records: Sequence[OldStep]) -> None:
-        """Column by column: a long history has millions of records."""
-        self.t = max(self.t, max([record.t for record in records]))
+    def add_old(self, records: Sequence[OldStep]) -> int:
+        """Records as written, the newest last. Column by column: a long history has millions of them.
+        Returns their tokens."""
+        self.t = max(self.t, records[-1].t)
         self.records += len(records)
-        self.tokens += sum([record.tokens for record in records])
+        tokens = sum([record.tokens for record in records])
+        self.tokens += tokens
         self.seconds += sum([record.step_s for record in records])
-        losses = [record.loss for record in records if record.loss is not None]
+        losses = [loss for record in records if (loss := record.loss) is not None]
         try:
             self.loss_sum += sum(losses)  # type: ignore[arg-type]
         except TypeError:  # "nan", "inf" or text that is no number
             losses = [loss for stored in losses if (loss := to_float(stored)) is not None]
             self.loss_sum += sum(losses)  # type: ignore[arg-type]
         self.losses += len(losses)
+        return tokens
 
     def add_steps(self, records: Sequence[Step]) -> None:
         """Full records, of any ranks."""
         self.add_old(records)
+        self.t = max(self.t, max([record.t for record in records]))
         self.memory = max(self.memory, max([record.peak_reserved or record.reserved for record in records]))
         norms = (record.grad_norm for record in reversed(records) if record.grad_norm is not None)
         if (norm := next(norms, None)) is not None:
@@ -181,9 +185,10 @@ class Timeline:
                 return found
         return self.old.bucket(step)
 
-    def add_old(self, records: Sequence[OldStep]) -> None:
-        """Records of one rank, older than those that came one by one."""
+    def add_old(self, records: Sequence[OldStep]) -> int:
+        """Records of one rank, older than those that came one by one; returns their tokens."""
         self._add_up()
+        tokens = 0
         steps = [record.step for record in records]
         in_order = steps == sorted(steps)
         start = 0
@@ -193,8 +198,9 @@ class Timeline:
             end = start + 1
             if in_order:
                 end = bisect_left(steps, self._bucket_end(step), end)
-            bucket.add_old(records[start:end])
+            tokens += bucket.add_old(records[start:end])
             start = end
+        return tokens
 
     def _bucket_end(self, step: int) -> float:
         """The first step after those that share a bucket with this one."""

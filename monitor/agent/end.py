@@ -11,7 +11,7 @@ from ftdash.monitor.agent.launcher import waits_for_launcher
 from ftdash.monitor.rundir import RunDir
 
 SAVE_WAIT_S = 600.0  # how long a checkpoint may take before save-and-stop becomes stop
-STATUS_WAIT_S = 2.0  # for the shell above a killed launcher: it alone can write how that ended
+STATUS_WAIT_S = 5.0  # for a killed launcher to go, and the shell above it to write how it went
 KILL_WAIT_S = 10.0  # a process in uninterruptible sleep cannot be killed: it is named, not waited for
 
 

@@ -45,14 +45,14 @@ class Medians:
 
     @classmethod
     def of(cls, ranks: Sequence[RankState]) -> Medians:
-        def median(values: list[float]) -> float | None:
-            return statistics.median(values) if values else None
+        def median(values: Sequence[float]) -> float | None:
+            return float(statistics.median(values)) if values else None
 
         return cls(
             median([rank.tokens_per_s for rank in ranks if rank.tokens_per_s is not None]),
             median([rank.step_s for rank in ranks if rank.step_s]),
-            median([float(rank.memory_used) for rank in ranks if rank.memory_used]),
-            median([float(rank.step) for rank in ranks]),
+            median([rank.memory_used for rank in ranks if rank.memory_used]),
+            median([rank.step for rank in ranks]),
         )
 
 
@@ -89,8 +89,8 @@ class Standing:
 ORDINARY = frozenset((RankPhase.COMPUTE, RankPhase.COMMUNICATION, RankPhase.FINISHED))
 
 
-def ordinary_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
-    """Ranks of which nothing differs enough to deserve a line of its own."""
+def differing_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
+    """Ranks of which something differs enough to deserve a line of its own."""
     least_s, most_s = _around(medians.step_s)
     least, most = _around(medians.memory)
     apart = 1 + spread_s(len(ranks)) / (medians.step_s or math.inf)
@@ -100,11 +100,13 @@ def ordinary_ranks(ranks: Sequence[RankState], medians: Medians) -> set[int]:
     return {
         rank.rank
         for rank in ranks
-        if rank.state in ORDINARY
-        and first <= rank.step <= last
-        and (rank.step_s is None or least_s <= rank.step_s <= most_s)
-        and (rank.memory_used is None or least <= rank.memory_used <= most)
-        and (rank.gpu is None or (rank.gpu.state == "ok" and rank.gpu.throttle in usual))
+        if not (
+            rank.state in ORDINARY
+            and first <= rank.step <= last
+            and (rank.step_s is None or least_s <= rank.step_s <= most_s)
+            and (rank.memory_used is None or least <= rank.memory_used <= most)
+            and (rank.gpu is None or (rank.gpu.state == "ok" and rank.gpu.throttle in usual))
+        )
     }
 
 
@@ -137,7 +139,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class FoldedRow:
-    """Ranks that do the same at the same pace."""
+    """Ranks that do the same at the same pace. `medians`: of those that they were compared with."""
 
     ranks: tuple[RankState, ...]
     medians: Medians
@@ -173,7 +175,7 @@ def arrange(
     for alert in alerts:
         for number in alert.ranks if len(alert.ranks) < max(2, len(ranks)) else ():
             notes.setdefault(number, alert.text)
-    loud = slow.union(notes, {rank.rank for rank in ranks} - ordinary_ranks(ranks, medians))
+    loud = slow.union(notes, differing_ranks(ranks, medians))
 
     def row(rank: RankState) -> RankRow:
         return RankRow(rank, rank.rank in slow, fmt.clean(notes.get(rank.rank, "")))
@@ -189,7 +191,7 @@ def arrange(
         if len(quiet) < 2:
             return [row(rank) for rank in members]
         shown: list[Row] = [row(rank) for rank in members if rank.rank in loud]
-        return [*shown, FoldedRow(tuple(quiet), Medians.of(quiet))]
+        return [*shown, FoldedRow(tuple(quiet), medians)]
 
     if not group:
         return rows(ranks)
