@@ -57,7 +57,9 @@ class Meeting(msgspec.Struct, kw_only=True):
 def spec_plan(plan: Plan, nodes: int) -> Plan:
     """The plan with its ranks spread evenly over `nodes`. Raises LaunchError when they do not go up."""
     if plan.gpus % nodes:
-        raise LaunchError(f"--gpus {plan.gpus} cannot be spread evenly over --nodes {nodes}")
+        raise LaunchError(
+            f"--gpus {plan.gpus} cannot be spread evenly over {nodes} nodes; it must be a multiple of {nodes}"
+        )
     return structs.replace(plan, gpus_per_node=plan.gpus // nodes)
 
 

@@ -197,7 +197,7 @@ def test_a_killed_agent_ends_no_training_and_another_takes_its_place_through_ssh
     assert not procs.pids_of_run(folder)
 
 
-async def test_a_run_is_started_watched_on_both_hosts_saved_and_offered_again_with_keys_alone(
+async def test_a_run_is_started_watched_on_both_hosts_saved_and_gone_on_with_by_keys_alone(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PATH", "FTDASH_HOME"):
@@ -213,8 +213,19 @@ async def test_a_run_is_started_watched_on_both_hosts_saved_and_offered_again_wi
         assert not procs.pids_of_run(run.path)
         await go_on(app, pilot)
         await until(pilot, lambda: "start over ssh: 2 ranks" in screen_text(app))
-        assert app.query_one(LaunchPane).wanted.hosts == str(run.config / "hosts")
-    assert run.read_manifest().state == "stopped"
+        wanted = app.query_one(LaunchPane).wanted
+        assert wanted.hosts == str(run.config / "hosts")
+        await start_and_watch(app, pilot, HOSTS)
+        again = app.feed.run
+        await stop(app, pilot)
+    saved = int(wanted.resume.rpartition("-")[2])
+    for rank in (0, 1):
+        lines = (again.telemetry / f"rank-{rank}.jsonl").read_text().splitlines()
+        steps = [record["step"] for line in lines if (record := json.loads(line))["kind"] == "step"]
+        assert steps[0] == saved + 1
+    assert not procs.pids_of_run(again.path)
+    for ended in (run.read_manifest(), again.read_manifest()):
+        assert (ended.state, ended.exit_code is not None) == ("stopped", True)
 
 
 @pytest.mark.parametrize("name", ["nowhere.invalid", "locked"])
