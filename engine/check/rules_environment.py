@@ -267,3 +267,69 @@ def _open_here_document(document: Document, lines: list[str]) -> Iterator[Findin
             f"the here-document never ends: no line is {ends[0]} alone, and everything below it is text",
             f"{ends[0]} on a line of its own, with nothing before or after it",
         )
+
+
+_TIME = re.compile(r"\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2}|infinite|unlimited", re.I)
+
+
+@check
+def directive_forms(bundle: Bundle) -> Iterator[Finding]:
+    """Values that sbatch refuses or reads otherwise than meant (sbatch's manual)."""
+    for document, shell in _shells(bundle):
+        if not shell.sbatch:
+            continue
+        if not shell.text.startswith("#!"):
+            yield error(
+                "no-interpreter",
+                document.at(1),
+                "the first line names no interpreter: sbatch refuses the script",
+                "#!/bin/bash as the very first line",
+            )
+        value, line = shell.sbatch.get("--time", ("", 0))
+        if value and re.match(r"\d", value) and not _TIME.fullmatch(value):
+            yield error(
+                "directive-form",
+                document.at(line),
+                f"--time={value} is no time for sbatch",
+                "24:00:00, or 1-00:00:00",
+            )
+        value, line = shell.sbatch.get("--gres", ("", 0))
+        if value.isdigit():
+            yield error(
+                "directive-form",
+                document.at(line),
+                f"--gres={value} names no resource",
+                f"--gres=gpu:{value}",
+            )
+        value, line = shell.sbatch.get("--mem", ("", 0))
+        if value.isdigit() and 0 < int(value) < 4096:
+            yield warning(
+                "directive-form",
+                document.at(line),
+                f"--mem={value} is {value} MB",
+                f"--mem={value}G, or --mem=0 for all",
+            )
+
+
+@check
+def launcher_values(bundle: Bundle) -> Iterator[Finding]:
+    for document, shell in _shells(bundle):
+        for launch in shell.launches:
+            count = shell.expand(launch.option("--nproc_per_node") or "")
+            word = launch.launcher == "torchrun" and re.fullmatch(r"[a-zA-Z]+", count)
+            if word and count not in ("gpu", "cpu", "auto", "xpu"):
+                yield error(
+                    "value-unknown",
+                    document.at(launch.line),
+                    f"--nproc-per-node {count}: a number, or one of auto, cpu, gpu, xpu",
+                    "--nproc-per-node gpu",
+                )
+            for option in ("--master_port", "--main_process_port", "--rdzv_endpoint"):
+                port = shell.expand(launch.option(option) or "").rsplit(":", 1)[-1]
+                if port.isdigit() and int(port) > 65535:
+                    yield error(
+                        "port-range",
+                        document.at(launch.line),
+                        f"{option}: port {port}: ports end at 65535",
+                        "a free port",
+                    )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ftdash.engine.check.bindings import dotted
 from ftdash.engine.check.bundle import Bundle
 from ftdash.engine.check.documents import Document, Kind
-from ftdash.engine.check.findings import Finding, error, warning
+from ftdash.engine.check.findings import Finding, error, note, warning
 from ftdash.engine.check.pyscript import Call, Script
 from ftdash.engine.check.registry import check
+from ftdash.engine.check.rules_values import unknown_value
 
 _WRAPPERS = ("DistributedDataParallel", "DDP")
 
@@ -47,6 +49,55 @@ def own_device_of_each_rank(bundle: Bundle) -> Iterator[Finding]:
                 f"{bare[0].name}() without torch.cuda.set_device: every rank puts its model on GPU 0",
                 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before it',
             )
+
+
+@check
+def process_group(bundle: Bundle) -> Iterator[Finding]:
+    for document, _, wraps in _wrapped(bundle):
+        if not re.search(
+            r"init_process_group|init_distributed|init_device_mesh|from .*import \*", document.text
+        ):
+            local = re.search(r"^from (?!torch|os|sys|time|math|json|typing|argparse)", document.text, re.M)
+            yield (note if local else error)(
+                "no-process-group",
+                document.at(wraps[0].line),
+                "a model is wrapped in DDP, and no process group is made here before it",
+                'torch.distributed.init_process_group("nccl") first',
+            )
+
+
+@check
+def sampler_and_shuffle(bundle: Bundle) -> Iterator[Finding]:
+    """torch's DataLoader refuses both at once."""
+    for document, _, call in bundle.script_calls():
+        sampler = any(
+            word.arg == "sampler" and not (isinstance(word.value, ast.Constant) and word.value.value is None)
+            for word in call.node.keywords
+        )
+        given = {word.arg: word.value for word in call.node.keywords if word.arg}
+        shuffle = given.get("shuffle")
+        if (
+            call.last == "DataLoader"
+            and sampler
+            and isinstance(shuffle, ast.Constant)
+            and shuffle.value is True
+        ):
+            yield error(
+                "sampler-and-shuffle",
+                document.at(call.line),
+                "DataLoader takes a sampler or shuffle=True, not both",
+                "remove shuffle: the sampler shuffles",
+            )
+
+
+@check
+def accelerator_precision(bundle: Bundle) -> Iterator[Finding]:
+    for document, _, made in _accelerated(bundle):
+        for word in made.node.keywords:
+            if word.arg == "mixed_precision" and isinstance(word.value, ast.Constant):
+                known = ("no", "fp16", "bf16", "fp8")
+                if word.value.value not in (None, *known):
+                    yield unknown_value(document.at(made.line), word.arg, word.value.value, known)
 
 
 @check

@@ -384,3 +384,24 @@ _FAMILY_NAMES = words(
     "dense "
     "c_attn c_proj c_fc Wqkv qkv_proj gate_up_proj out_proj fc1 fc2 w1 w2 w3"
 )
+
+
+# Arguments that count something, and their least value.
+_COUNTS = {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 1, "lora_r": 1, "lora_rank": 1}
+
+
+@check
+def counts(bundle: Bundle) -> Iterator[Finding]:
+    ranks = call_option(bundle, ("LoraConfig",), "r")
+    found = [("r", ranks, 1), *((name, bundle.argument(name), least) for name, least in _COUNTS.items())]
+    for name, count, least in found:
+        if count and type(count.value) is int and count.value < least:
+            yield error("count-too-small", count.where, f"{name} is {count.value}", f"{least} or more")
+    rate = bundle.argument("learning_rate")
+    if rate and isinstance(rate.value, float) and rate.value >= 0.1:
+        yield warning(
+            "learning-rate",
+            rate.where,
+            f"learning_rate is {rate.value}: fine-tuning takes 1e-6 to 1e-3",
+            "2e-5 for all weights, 2e-4 for adapters, to begin with",
+        )

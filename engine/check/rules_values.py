@@ -297,6 +297,22 @@ def sections(bundle: Bundle) -> Iterator[Finding]:
                 yield _passed_by(document, name, owner, kind)
 
 
+@check
+def deepspeed_sections(bundle: Bundle) -> Iterator[Finding]:
+    for document in bundle.of(Kind.DEEPSPEED):
+        for keys in (("zero_optimization",), ("optimizer",), ("scheduler",), *_CLOSED):
+            found = document.get(*keys)
+            if found is not None and not isinstance(found.value, dict):
+                yield error(
+                    "section-shape",
+                    found.where,
+                    f"{'.'.join(keys)} is {str(found.value)[:40]}: it must be a mapping of keys to values",
+                    '{"device": "cpu"}'
+                    if "offload" in keys[-1]
+                    else '{"enabled": true}, or what the section takes',
+                )
+
+
 def _passed_by(document: Document, name: str, owner: str, kind: str) -> Finding:
     return warning(
         "section-ignored",
