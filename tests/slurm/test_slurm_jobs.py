@@ -25,8 +25,10 @@ pytestmark = [
 ]
 
 
-def test_two_nodes_are_watched_dumped_and_stopped(site: Site) -> None:
-    run, folder = site.launch("--steps", "5000")
+def test_two_nodes_are_watched_and_dumped_and_a_killed_agent_ends_no_training_until_both_are_stopped(
+    site: Site,
+) -> None:
+    run, folder = site.launch("--steps", "100000", "--no-requeue")
     status = site.both_at_step(run, 3)
     assert status["state"] == "running"
     assert sorted(rank["host"] for rank in status["ranks"]) == ["node0", "node1"]
@@ -39,24 +41,14 @@ def test_two_nodes_are_watched_dumped_and_stopped(site: Site) -> None:
         "ftdash/engine/train" in path.read_text() or "engine/train" in path.read_text() for path in dumps
     )
 
-    job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
-    stopped = json.loads(site.ftdash("stop", run, "--grace", "5", "--json").stdout)
-    assert stopped["state"] == "stopped"
-    site.cluster.wait(
-        "the job's end", lambda: site.cluster.job_state(job) not in ("RUNNING", "COMPLETING"), 60
-    )
-
-
-def test_a_killed_agent_ends_no_training_and_another_takes_its_place(site: Site) -> None:
-    run, folder = site.launch("--steps", "100000", "--no-requeue")
-    site.both_at_step(run, 2)
     os.kill(_agent_on(folder, "node0"), signal.SIGKILL)
     verdict = json.loads(site.ftdash("diagnose", run, "--json").stdout)
     assert "no answer from the agent on node0: stacks taken without it" in " ".join(
         verdict["verdict"]["evidence"]
     )
     assert sorted(rank for group in verdict["groups"] for rank in group["ranks"]) == [0, 1]
-    hosts = {json.loads(path.read_text())["process"]["host"] for path in folder.glob("stacks/*/rank-*.json")}
+    without = set(folder.glob("stacks/*/rank-*.json")) - set(dumps)
+    hosts = {json.loads(path.read_text())["process"]["host"] for path in without}
     assert hosts == {"node0", "node1"}
 
     with site.start("watch", run, "--json") as watch:
@@ -82,9 +74,22 @@ def test_a_killed_agent_ends_no_training_and_another_takes_its_place(site: Site)
     )
 
 
-def test_the_time_limits_signal_saves_and_the_requeued_job_goes_on_from_there(site: Site) -> None:
+def test_a_lost_controller_costs_no_telemetry_and_the_time_limits_signal_saves_for_the_requeued_job(
+    site: Site,
+) -> None:
     run, folder = site.launch("--steps", "100000")
-    site.both_at_step(run, 3)
+    before = site.both_at_step(run, 3)
+    site.cluster.stop_controller()
+    try:
+        status = site.status(run)
+        assert status["state"] == "running"
+        assert any("Slurm" in notice for notice in status["notices"])
+        later = site.wait(run, "steps meanwhile", lambda status: status["step"] > before["step"] + 2)
+        assert later["state"] == "running"
+    finally:
+        site.cluster.start_controller()
+    assert site.both_at_step(run, later["step"] + 1)["state"] == "running"
+
     job = json.loads((folder / "config" / "slurm.json").read_text())["job_id"]
     # what slurmctld sends before the limit: --signal=B:USR1@…
     site.cluster.run("scancel", "--batch", "--signal=USR1", job)
@@ -211,22 +216,6 @@ def test_slurms_own_message_is_shown_for_a_bad_directive(site: Site) -> None:
     assert done.returncode == 2
     assert "invalid partition" in done.stderr.lower()
     assert done.stderr.count("\n") == 1
-
-
-def test_a_controller_that_is_down_costs_no_telemetry_and_no_screen(site: Site) -> None:
-    run, _ = site.launch("--steps", "100000")
-    before = site.both_at_step(run, 2)
-    site.cluster.stop_controller()
-    try:
-        status = site.status(run)
-        assert status["state"] == "running"
-        assert any("Slurm" in notice for notice in status["notices"])
-        later = site.wait(run, "steps meanwhile", lambda status: status["step"] > before["step"] + 2)
-        assert later["state"] == "running"
-    finally:
-        site.cluster.start_controller()
-    assert site.both_at_step(run, later["step"] + 1)["state"] == "running"
-    site.ftdash("stop", run, "--grace", "5")
 
 
 PLAIN_TRAINING = """

@@ -131,8 +131,10 @@ def hosts() -> Iterator[Hosts]:
 LAUNCH = ["launch", "--model", "tiny-qwen3", "--gpus", "2", "--strategy", "ddp", "--seq-len", "128"]
 
 
-def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
-    where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "5000"]
+def test_two_hosts_train_are_dumped_outlive_a_cut_line_and_a_killed_agent_and_are_stopped(
+    hosts: Hosts,
+) -> None:
+    where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "100000"]
     started = json.loads(hosts.ftdash(*LAUNCH, *where, "--json").stdout)
     run, folder = started["run"], Path(started["dir"])
     end = time.monotonic() + 180
@@ -161,18 +163,7 @@ def test_two_hosts_train_are_dumped_and_stopped(hosts: Hosts) -> None:
         lines = (folder / "telemetry" / f"rank-{rank}.jsonl").read_text().splitlines()
         steps = [record["step"] for line in lines if (record := json.loads(line))["kind"] == "step"]
         assert steps == list(range(1, len(steps) + 1))
-    stopped = json.loads(hosts.ftdash("stop", run, "--grace", "5", "--json").stdout)
-    assert stopped["state"] == "stopped"
 
-
-def test_a_killed_agent_ends_no_training_and_another_takes_its_place_through_ssh(hosts: Hosts) -> None:
-    where = ["--backend", "ssh", "--hosts", str(hosts.base / "hosts"), "--device", "cpu", "--steps", "100000"]
-    started = json.loads(hosts.ftdash(*LAUNCH, *where, "--json").stdout)
-    run, folder = started["run"], Path(started["dir"])
-    end = time.monotonic() + 180
-    while len((status := hosts.status(run))["ranks"]) < 2 or min(r["step"] for r in status["ranks"]) < 3:
-        assert time.monotonic() < end, status
-        time.sleep(0.5)
     agents = {
         procs.environ(pid)["FTDASH_NODE_NAME"]: pid for pid in procs.pids_of_run(folder, procs.AGENT_ENV)
     }
