@@ -64,6 +64,8 @@ def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[V
     if len(groups) != 2:
         return list(views)
     parted = _where_they_part(groups[0][0].reading, groups[1][0].reading)
+    if parted is None and (past := _past_the_loop(groups)):
+        return past
     if parted is None:
         behind, ahead = groups
     else:
@@ -129,6 +131,22 @@ def _where_they_part(one: Reading, two: Reading) -> tuple[Frame, Frame] | None:
         if first.line != second.line:
             return first, second
     return None
+
+
+def _past_the_loop(groups: Sequence[list[View]]) -> list[View]:
+    """Of two sides in functions that one line calls, the one in no loop: it had fewer turns."""
+    stacks = [_own_stack(group[0].reading) for group in groups]
+    below = [
+        next((stack[n] for n, f in enumerate(stack) if f not in other), None)
+        for stack, other in zip(stacks, reversed(stacks), strict=True)
+    ]
+    shared = bool(set(stacks[0]) & set(stacks[1]))
+    if not shared or any(frame is None for frame in below):
+        return []
+    free = [
+        group for group, frame in zip(groups, below, strict=True) if frame and not source.in_a_loop(frame)
+    ]
+    return free[0] if len(free) == 1 else []
 
 
 def _other(view: View, groups: Sequence[list[View]]) -> View:

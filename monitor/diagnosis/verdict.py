@@ -111,7 +111,10 @@ def _gone(
     if not (dead or lost) or not held:
         return None
     gone = lost | {view.rank for view in dead}
-    starting = all(view.wait is Wait.RENDEZVOUS or view.reading.context is Phase.INIT for view in held)
+    starting = all(
+        view.wait is Wait.RENDEZVOUS or (view.reading.context is Phase.INIT and view.op != "new_group")
+        for view in held
+    )
     store_lost = 0 in gone and (starting or all(view.wait is Wait.STORE for view in held))
     recorded = not dead and all(view.recorded for view in seen)
     if recorded and not starting and not store_lost:
@@ -496,6 +499,12 @@ def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> V
         return _slow(slow_ones, waiting)
     moving = [view for view in readable if view.motion.known and (view.motion.moved or view.progresses)]
     if two and readable and not moving and not waiting:
+        places = {(own.name, own.file) for view in readable if view.polls and (own := view.reading.own)}
+        if len(places) == 1 and all(view.polls for view in readable):
+            reason = (
+                "nobody differs: every rank asks again and again for something that no rank of the job gives"
+            )
+            return Verdict(Kind.NETWORK, (), 0.7, reason, tuple(describe(view) for view in readable[:2]))
         reason = "no rank waits for another; nothing moved between the samples"
         return Verdict(Kind.HEALTHY, (), 0.4, reason, tuple(describe(view) for view in readable[:2]))
     reason = "the ranks move" if two else "no rank waits in a collective for one that is elsewhere"
