@@ -65,6 +65,15 @@ def test_a_job_name_or_path_cannot_pose_as_a_state() -> None:
     assert (job.state, job.nodes) == ("RUNNING", "node0")
 
 
+def test_a_line_break_in_a_job_name_begins_no_record() -> None:
+    text = (
+        "JobId=7 JobName=two\nlines JobState=x UserId=me(1) JobState=CANCELLED WorkDir=/a\nb\n"
+        "JobId=8 JobName=y UserId=me(1) JobState=RUNNING WorkDir=/c\n"
+    )
+    jobs = [client.job_from_scontrol(record) for record in client.parse_scontrol(text)]
+    assert [(job.id, job.state) for job in jobs] == [("7", "CANCELLED"), ("8", "RUNNING")]
+
+
 @pytest.mark.parametrize(
     ("value", "code"),
     [(0, 0), (1792, 7), (9, -9), ({"return_code": wrapped(7)}, 7), (wrapped(1792), 7), (None, None)],

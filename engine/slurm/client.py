@@ -251,14 +251,18 @@ def _node(entry: dict[str, Any]) -> Node:
     )
 
 
+_RECORD_BEGINS = re.compile(r"\n(?=JobId=\d+ |NodeName=|PartitionName=)")
+
+
 def parse_scontrol(text: str) -> list[dict[str, str]]:
-    """Records of `scontrol show job|node -o`: one a line, Key=Value; a value runs to the next key.
+    """Records of `scontrol show job|node|partition -o`: one a line, Key=Value; a value runs to the next key.
 
     A job's name stands before its state and its paths behind it, and both are a user's text: words in
-    the name are overwritten by the real keys that follow, and nothing after a path overwrites them.
+    the name are overwritten by the real keys that follow, nothing after a path overwrites them, and a
+    line that begins no record goes on with the name or path before it.
     """
     records = []
-    for line in text.splitlines():
+    for line in _RECORD_BEGINS.split(text):
         keys = list(re.finditer(r"(?:^|\s)([A-Z][\w/:]*)=", line))
         if not keys:
             continue
