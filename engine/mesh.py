@@ -62,10 +62,6 @@ class Mesh(msgspec.Struct, frozen=True):
     def tp_spans_nodes(self) -> bool:
         return self.tp > self.gpus_per_node
 
-    @property
-    def ep_spans_nodes(self) -> bool:
-        return self.ep > self.gpus_per_node
-
     @classmethod
     def solve(
         cls,

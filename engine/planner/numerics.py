@@ -63,11 +63,6 @@ class Numerics(msgspec.Struct, frozen=True, cache_hash=True):
         return self.compute if self.param + self.master > self.compute else self.param
 
     @property
-    def resident(self) -> float:
-        """All bytes of a trainable parameter: weight, master, gradient, state."""
-        return self.param + self.master + self.grad + self.state
-
-    @property
     def rests_in_fp32(self) -> bool:
         """Whether a trainable parameter has fp32 values at rest, its own or a master copy's."""
         return 4 in (self.param, self.master)

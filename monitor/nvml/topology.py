@@ -72,11 +72,6 @@ class Topology:
         wanted = (min(a, b), max(a, b))
         return next((pair.join for pair in self.pairs if (pair.a, pair.b) == wanted), Join.UNKNOWN)
 
-    @property
-    def all_nvlink(self) -> bool:
-        """True when NVLink joins every pair."""
-        return bool(self.pairs) and all(pair.join is Join.NVLINK for pair in self.pairs)
-
 
 def read_topology(library: Library | None = None) -> Topology | None:
     """Ask NVML and sysfs; None without a driver. Takes tens of milliseconds: ask once."""

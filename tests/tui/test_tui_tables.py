@@ -158,6 +158,16 @@ async def test_an_alert_is_acknowledged_by_a_key_and_comes_back_on_demand() -> N
         assert len(alerts.alerts) == 2
 
 
+def test_folded_ranks_of_a_group_show_medians_of_their_own() -> None:
+    ranks = screens.run_state(16).ranks
+    ranks = tuple(
+        structs.replace(rank, host="ab"[rank.rank // 8], tokens_per_s=100.0 + rank.rank // 8)
+        for rank in ranks
+    )
+    folded = [row for row in arrange(ranks, fold=True, group="node") if isinstance(row, FoldedRow)]
+    assert [row.medians.tokens_per_s for row in folded] == [100.0, 101.0]
+
+
 def test_ranks_of_a_large_run_may_be_as_far_apart_as_their_turns() -> None:
     ranks = [
         structs.replace(rank, step=120 + rank.rank % 4, step_s=1.0) for rank in screens.run_state(1024).ranks

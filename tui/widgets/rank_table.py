@@ -139,7 +139,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class FoldedRow:
-    """Ranks that do the same at the same pace. `medians`: of those that they were compared with."""
+    """Ranks that do the same at the same pace, with their medians; the run's if it folds nearly all."""
 
     ranks: tuple[RankState, ...]
     medians: Medians
@@ -170,7 +170,7 @@ def arrange(
 ) -> list[Row]:
     """The rows to show. `needle` filters by rank, host, device, state or note; `group`: "", node, state."""
     standing = standing or Standing.of(ranks)
-    medians, slow = standing.medians, standing.slow
+    medians, slow, world = standing.medians, standing.slow, len(ranks)
     notes: dict[int, str] = {}
     for alert in alerts:
         for number in alert.ranks if len(alert.ranks) < max(2, len(ranks)) else ():
@@ -191,7 +191,8 @@ def arrange(
         if len(quiet) < 2:
             return [row(rank) for rank in members]
         shown: list[Row] = [row(rank) for rank in members if rank.rank in loud]
-        return [*shown, FoldedRow(tuple(quiet), medians)]
+        nearly_all = len(quiet) > 0.9 * world
+        return [*shown, FoldedRow(tuple(quiet), medians if nearly_all else Medians.of(quiet))]
 
     if not group:
         return rows(ranks)
