@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from ftdash.monitor.hostname import node_name
 from ftdash.monitor.records import Experts, Meta, Step
 from ftdash.monitor.rundir import RankExit
 from ftdash.monitor.state import RunPhase
-from ftdash.tui.cli import guarded, main
+from ftdash.tui.cli import EXAMPLES, guarded, main
+from ftdash.tui.cli import run as run_line
 from tests.support.live_runs import LAUNCHER, make_run, processes_of, start_run, wait_for, wait_until, write
 
 FTDASH = str(Path(sys.executable).with_name("ftdash"))
@@ -121,6 +123,16 @@ def test_bad_input_is_one_line_and_exit_status_2(
     assert words in told.err
     assert told.err.count("\n") == 1
     assert told.out == ""
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_the_examples_of_the_help_are_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, *words = line.split()
+    asked: list[object] = []
+    module = importlib.import_module(f"ftdash.tui.commands.{name}")
+    monkeypatch.setattr(module, "run", asked.append)
+    assert run_line([name, *words]) == 0
+    assert len(asked) == 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")

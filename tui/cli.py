@@ -35,6 +35,27 @@ COMMANDS = {
 }
 
 
+# What people type first, at the end of a command's help.
+EXAMPLES = {
+    "plan": (
+        "plan --model qwen3-8b --gpus 8 --gpu h100-sxm-80g --method lora --seq-len 8192",
+        "plan --from accelerate.yaml --model llama-3.1-8b --json",
+    ),
+    "fit": ("fit --model qwen3-32b --gpus 16 --gpu a100-80g",),
+    "configs": ("configs --model qwen3-8b --gpus 8 --strategy zero3 --out configs",),
+    "check": ("check accelerate.yaml ds.json train.py job.sbatch",),
+    "launch": (
+        "launch --model tiny-moe --device cpu --gpus 2 --steps 50",
+        "launch --backend slurm --model qwen3-8b --gpus 16 --nodes 2 --partition gpu",
+        "launch -- torchrun --nproc-per-node 8 mine.py",
+    ),
+    "diagnose": ("diagnose last", "diagnose --pid 4711", "diagnose --flight dumps --logs logs"),
+    "attach": ("attach --slurm 4711", "attach --pid 4711"),
+    "checkpoint": ("checkpoint ls runs", "checkpoint verify runs/checkpoint-100"),
+    "compare": ("compare first second",),
+}
+
+
 class UserError(Exception):
     """Bad input: the text is one clear line naming the flag or file; exit status 2."""
 
@@ -75,6 +96,10 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def _examples(lines: Sequence[str]) -> str:
+    return "\n".join(["for example:", *(f"  ftdash {line}" for line in lines)]) if lines else ""
+
+
 def _usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items() if name != "agent"]
@@ -101,7 +126,13 @@ def run(argv: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: one of {', '.join(c for c in COMMANDS if c != 'agent')}")
     module = importlib.import_module(f"ftdash.tui.commands.{name}")
-    parser = _Parser(prog=f"ftdash {name}", description=COMMANDS[name], allow_abbrev=False)
+    parser = _Parser(
+        prog=f"ftdash {name}",
+        description=COMMANDS[name],
+        epilog=_examples(EXAMPLES.get(name, ())),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("--debug", action="store_true", help="show a traceback on errors")
     module.add_arguments(parser)
     args = parser.parse_args(list(argv[1:]))

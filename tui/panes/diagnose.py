@@ -146,6 +146,8 @@ class DiagnosePane(Pane):
             self._start(How.NOW)
         elif state.state is RunPhase.STALLED or (self.look is None and state.state in LIVE):
             self._start(How.KEPT)
+        elif self.look is None and state.state not in LIVE:
+            self.query_one(VerdictPanel).say(f"the run is {state.state}: d looks at what it left")
 
     def _forget(self) -> None:
         self.look = self.before = self.shown_rank = None
