@@ -388,11 +388,15 @@ class Bundle:
         return None
 
 
-def call_option(bundle: Bundle, functions: tuple[str, ...], name: str) -> Sourced | None:
-    """A keyword argument of the first call of one of these functions that gives a known value."""
-    for document, _, call in bundle.script_calls():
-        if call.last in functions and name in call.kwargs and call.kwargs[name] is not UNKNOWN:
-            return Sourced(call.kwargs[name], document.at(call.line))
+def call_option(bundle: Bundle, functions: tuple[str, ...], *names: str) -> Sourced | None:
+    """A keyword argument of the first call of one of these functions that gives a known value.
+
+    Of several names the first that any call gives.
+    """
+    for name in names:
+        for document, _, call in bundle.script_calls():
+            if call.last in functions and name in call.kwargs and call.kwargs[name] is not UNKNOWN:
+                return Sourced(call.kwargs[name], document.at(call.line))
     return None
 
 

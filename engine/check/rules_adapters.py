@@ -36,9 +36,7 @@ def _bits(bundle: Bundle, bits: int) -> Sourced | None:
 
 
 def _model_dtype(bundle: Bundle) -> Sourced | None:
-    return call_option(bundle, ("from_pretrained",), "dtype") or call_option(
-        bundle, ("from_pretrained",), "torch_dtype"
-    )
+    return call_option(bundle, ("from_pretrained",), "dtype", "torch_dtype")
 
 
 @check

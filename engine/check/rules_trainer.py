@@ -147,9 +147,7 @@ def fp16_weights_under_fp16_scaling(bundle: Bundle) -> Iterator[Finding]:
         or (bundle.backend and bundle.backend.name == "zero")
     ):
         return
-    loaded = call_option(bundle, ("from_pretrained",), "dtype") or call_option(
-        bundle, ("from_pretrained",), "torch_dtype"
-    )
+    loaded = call_option(bundle, ("from_pretrained",), "dtype", "torch_dtype")
     if loaded and dtype_name(loaded.value) == "float16":
         yield error(
             "fp16-weights-scaled",
@@ -233,9 +231,7 @@ def packing_attention(bundle: Bundle) -> Iterator[Finding]:
 @check
 def quantised_without_adapters(bundle: Bundle) -> Iterator[Finding]:
     """Packed weights take no gradient: transformers' Trainer refuses a purely quantised model."""
-    bits = call_option(bundle, ("BitsAndBytesConfig",), "load_in_4bit") or call_option(
-        bundle, ("BitsAndBytesConfig",), "load_in_8bit"
-    )
+    bits = call_option(bundle, ("BitsAndBytesConfig",), "load_in_4bit", "load_in_8bit")
     if bits is not None and is_true(bits):
         trainers = [
             (document, call)

@@ -108,21 +108,21 @@ def _only_tries_again(loop: source.Loop) -> bool:
     kept = [node for node in nodes if isinstance(node, ast.Attribute | ast.Subscript)]
     if any(isinstance(node.ctx, ast.Store) for node in kept):
         return False
-    calls = {_called(node) for node in nodes if isinstance(node, ast.Call)}
-    acts = {_called(n.value) for n in nodes if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)}
+    calls = {source.called_name(node) for node in nodes if isinstance(node, ast.Call)}
+    acts = {
+        source.called_name(n.value)
+        for n in nodes
+        if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call)
+    }
     if calls & (_TRAINS | source.TAKES) or not acts <= source.POLL_CALLS or not (calls - source.POLL_CALLS):
         return False
     stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     return not any(_carried(name, loop, nodes) for name in stored)
 
 
-def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-
-
 def _never_ends(iterated: ast.expr) -> bool:
     """Whether a `for` goes through an iterator of itertools that has no end."""
-    return isinstance(iterated, ast.Call) and _called(iterated) in _ENDLESS_ITERATORS
+    return isinstance(iterated, ast.Call) and source.called_name(iterated) in _ENDLESS_ITERATORS
 
 
 def _carried(name: str, loop: source.Loop, nodes: Sequence[ast.AST]) -> bool:

@@ -295,10 +295,15 @@ def polls(frame: Frame, callee: str = "") -> bool:
     return bool(asked or calls) and calls <= POLL_CALLS | {callee}
 
 
+def called_name(call: ast.Call) -> str:
+    """The bare name of what is called; "" where it has none."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
 def _calls(loop: Loop, asked: set[ast.AST]) -> set[str]:
     """Names of what the loop's body calls, without what is only asked."""
     return {
-        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
+        called_name(node)
         for statement in loop.body
         for node in ast.walk(statement)
         if isinstance(node, ast.Call) and node not in asked
@@ -374,7 +379,7 @@ def calls(frame: Frame) -> frozenset[str]:
     """The bare names of what the function around a line calls."""
     function = _function(frame)
     return frozenset(
-        called.attr if isinstance(called := node.func, ast.Attribute) else getattr(called, "id", "")
+        called_name(node)
         for statement in (function.body if function else ())
         for node in ast.walk(statement)
         if isinstance(node, ast.Call)
