@@ -20,7 +20,7 @@ from ftdash.monitor.diagnosis.model import (
     Sample,
     Thread,
 )
-from ftdash.monitor.diagnosis.pace import last_beat
+from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 
 C10D = "torch/distributed/distributed_c10d.py"
 STEP_S = 0.4
@@ -109,5 +109,14 @@ def test_the_pace_is_read_from_the_end_of_the_telemetry(tmp_path: Path) -> None:
     steps = [{"kind": "step", "t": 50.0 + n, "step": n, "step_s": 9.0 if n == 1 else 0.5} for n in range(6)]
     lines = b"\n".join(map(msgspec.json.encode, steps)) + b'\n{"kind":"st'
     (tmp_path / "rank-3.jsonl").write_bytes(lines)
-    assert last_beat(tmp_path, 3) == Beat(55.0, 5, "", 0.5, 9.0)
     assert last_beat(tmp_path, 4) is None
+    elsewhere = rank_at(Frame("draw", "/home/u/train.py", 3), last_beat(tmp_path, 3))
+    in_a_collective = rank_at(Frame("all_reduce", C10D, 3000), last_beat(tmp_path, 3))
+    add_pace(tmp_path, [elsewhere, in_a_collective])
+    assert elsewhere.beat == Beat(55.0, 5, "", 0.5, 9.0)
+    assert in_a_collective.beat == Beat(55.0, 5)  # its pace is of no use
+
+
+def rank_at(frame: Frame, beat: Beat | None) -> RankEvidence:
+    thread = Thread(name="MainThread", frames=[frame])
+    return RankEvidence(rank=3, process=ProcessEvidence(pid=7, threads=[thread]), beat=beat)

@@ -27,7 +27,7 @@ from ftdash.monitor.diagnosis.model import (
     Verdict,
     decode_rank,
 )
-from ftdash.monitor.diagnosis.pace import last_beat
+from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 from ftdash.monitor.diagnosis.ras import RasReport
 from ftdash.monitor.rundir import RunDir, safe_name, write_atomic
 
@@ -91,6 +91,8 @@ def take(
         found = dump_ranks(ranks)
         for evidence in found:
             evidence.beat = last_beat(run.telemetry, evidence.rank)
+        if number:
+            add_pace(run.telemetry, found)
         (folder / name).mkdir(mode=0o700, parents=True)
         save_ranks(folder / name, found)
         samples.append(Sample(t=time.time(), ranks=tuple(found), expected=frozenset(r for r, _ in ranks)))

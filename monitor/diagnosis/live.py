@@ -13,7 +13,7 @@ from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
 from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.kernel import kernel_lines
 from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Sample
-from ftdash.monitor.diagnosis.pace import last_beat
+from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
 from ftdash.monitor.diagnosis.workerserver import flight_dumps
 
@@ -106,6 +106,8 @@ def sample_processes(
         interval_s = QUICK_INTERVAL_S if quick else CONFIRM_INTERVAL_S
     time.sleep(max(0.0, started + interval_s - time.monotonic()))
     second = take_sample(trainers, beats=beats, timeout_s=2.0 if quick else 3.0)
+    if beats is not None:
+        add_pace(beats, second.ranks)
     if quick:
         return [first, second]
     second = add_native(second)

@@ -125,6 +125,11 @@ class Beat(msgspec.Struct, omit_defaults=True):
     usual_s: float = 0.0  # median of the rank's earlier steps, 0 when not known
     longest_s: float = 0.0  # the longest of them
 
+    @property
+    def sign(self) -> tuple[float, int, str]:
+        """What changes when the rank gets on."""
+        return self.t, self.step, self.phase
+
 
 class RankEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Everything known of one rank at one moment; the content of stacks/<time>/rank-<R>.json."""

@@ -154,7 +154,7 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
     ]
     move = any(child.failure is not DumpFailure.NOT_PYTHON for child in moving)
     commands = any(child.failure is DumpFailure.NOT_PYTHON for child in moving)
-    beat = bool(before.beat and after.beat and before.beat != after.beat)
+    beat = bool(before.beat and after.beat and before.beat.sign != after.beat.sign)
     if not counted:
         return Motion(
             known=True,

@@ -24,7 +24,7 @@ from ftdash.monitor.diagnosis.model import (
     RankEvidence,
     Sample,
 )
-from ftdash.monitor.diagnosis.pace import last_beat
+from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 from ftdash.monitor.diagnosis.permission import REMEDIES
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.liveness import FINAL
@@ -110,6 +110,8 @@ def _ask_agents(
         found = _wait_for_dumps(folder, manifest.world_size, patience_s)
         for rank, evidence in found.items():
             evidence.beat = last_beat(run.telemetry, rank)
+        if number:
+            add_pace(run.telemetry, found.values())
         notices += unanswered_ranks(found, manifest.world_size, metas)
         samples.append(replace(_with_silent(found, manifest, metas), notices=notices))
         if number == 0:
