@@ -190,6 +190,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batching: Batching = Batching.PACKED
     mean_len: int | None = None  # mean tokens of a sample; None: every row is full
     checkpointing: Checkpointing = Checkpointing.FULL
+    save_every_product: bool = False  # selective checkpointing keeps every matrix product, not every second
     loss: Loss = Loss.FULL
     attention: Attention = Attention.SDPA
     compile: bool = False

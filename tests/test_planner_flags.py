@@ -69,7 +69,7 @@ def test_every_flag_reaches_its_field() -> None:
             "--checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
             "--activation-offload --kbit-upcast norms --old-bitsandbytes --reentrant "
-            "--unsharded-init --untied-head --wrap-embeddings --whole-graph --pcie 3x8 "
+            "--unsharded-init --untied-head --wrap-embeddings --whole-graph --save-every-product --pcie 3x8 "
             "--lora-dropout 0"
         )
     )
@@ -112,6 +112,7 @@ def test_every_flag_reaches_its_field() -> None:
             "untied_head": True,
             "wrap_embeddings": True,
             "whole_graph": True,
+            "save_every_product": True,
             "pcie": "3x8",
         }
     )

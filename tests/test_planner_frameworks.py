@@ -9,7 +9,7 @@ import pytest
 
 from ftdash.engine.plan import Plan
 from ftdash.engine.planner import Verdict, evaluate
-from ftdash.engine.planner.activations import saved_without_checkpointing
+from ftdash.engine.planner.activations import block_activations, saved_without_checkpointing
 from ftdash.engine.planner.numerics import master_weights
 from ftdash.engine.planner.result import Memory, PhaseName, Prediction
 from ftdash.engine.planner.setting import setting_of
@@ -47,6 +47,30 @@ def test_dropped_inputs_and_masks_are_what_autograd_keeps(tmp_path: Path) -> Non
     assert s.lora is not None
     counted = saved_without_checkpointing(s, s.shape.groups[0].layer, s.lora.layers[0].adapted)
     assert counted / 256 == pytest.approx(67.375 - 9, rel=0.01)
+
+
+def selectively(**fields: object) -> tuple[float, float]:
+    """Bytes per token that one block of Llama 3.1 8B keeps, cut by tensor parallelism and whole."""
+    plan = Plan.from_dict({"model": "llama-3.1-8b", "gpus": 8, "checkpointing": "selective"} | fields)
+    s = setting_of(plan)
+    found = block_activations(s, s.shape.groups[0].layer, None)
+    return found.saved, found.saved_whole
+
+
+def test_selective_checkpointing_keeps_what_the_block_is_run_as() -> None:
+    """q, v, gate and down in eager runs; a partitioner drops down, the block's output, which no backward
+    reads; torchtitan's graph_trainer keeps every other product, FSDP 8 and FSDP 4 x TP 2 (its #3429)."""
+    input_and_kernel = 2 * (4096 + 4096) + 4 * 32
+    q_v_gate = 2 * (4096 + 1024 + 14_336)
+    assert selectively() == (input_and_kernel + q_v_gate + 2 * 4096, 0)
+    assert selectively(compile=True) == (input_and_kernel + q_v_gate, 0)
+    every = 2 * (4096 + 2 * 1024 + 4096 + 2 * 14_336)
+    graph = {"whole_graph": True, "save_every_product": True}
+    assert selectively(**graph) == (input_and_kernel + every, 0)
+    # The row-parallel product of the attention is kept as it was scattered, cut as all else.
+    assert selectively(tp=2, **graph) == (input_and_kernel + every, 0)
+    # Eager, down is kept as wide as it left the kernel, and so are both scattered outputs.
+    assert selectively(tp=2) == (input_and_kernel + q_v_gate + 2 * 2 * 4096, 2 * 4096)
 
 
 def test_dropout_costs_memory_only_where_adapters_train() -> None:

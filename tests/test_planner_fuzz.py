@@ -81,6 +81,7 @@ PLANS = st.builds(
     untied_head=st.booleans(),
     wrap_embeddings=st.booleans(),
     whole_graph=st.booleans(),
+    save_every_product=st.booleans(),
     pcie=st.sampled_from([None, "3x8", "5x16"]),
 )
 

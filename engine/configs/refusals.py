@@ -134,6 +134,7 @@ def _script_refusal(plan: Plan) -> str | None:
         f"--batching {plan.batching}": plan.batching in (Batching.PADDED, Batching.PADDING_FREE),
         f"--kbit-upcast {plan.kbit_upcast}": plan.kbit_upcast is not None,
         "--whole-graph": plan.whole_graph,
+        "--save-every-product": plan.save_every_product,
         "--modules-to-save": bool(plan.modules_to_save),
         "--quantize-experts": plan.quantize_experts,
         "--compile": plan.compile,

@@ -80,6 +80,8 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         s.dtypes,
         p.checkpointing,
         p.compile,
+        p.whole_graph,
+        p.save_every_product,
         p.strategy,
         p.attention,
         p.precision,
@@ -279,28 +281,32 @@ def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | 
 
 def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
     """Per-operator selective checkpointing: the attention kernel's output and every second matrix product
-    (torchtitan, `activation_checkpoint.py`), cut by tensor parallelism and whole.
+    (torchtitan, `activation_checkpoint.py`), or every one, cut by tensor parallelism and whole.
 
     Grouped expert products and 4-bit products run in operators that are not on the list, so they are
     recomputed. Under tensor parallelism a row-parallel product is kept as wide as it leaves the kernel,
-    and the outputs of both reduce-scatters are kept too.
+    and the outputs of both reduce-scatters are kept too. Where the block is traced, only what its backward
+    reads is kept, as the partitioner sees it (torch/_functorch/partitioners.py): never the last product,
+    which is the block's output, and of a row-parallel one what was scattered.
     """
     c, h = s.dtypes.compute, s.shape.hidden
     a = layer.attention
-    cut: list[float] = []
-    whole: list[float] = []
-    products: list[tuple[float, bool]] = [
-        (x.d_out, x.d_out == h) for x in layer.linears if x.role in (Role.ATTENTION, Role.ROUTER)
-    ]
+    attention = [x for x in layer.linears if x.role is Role.ATTENTION]
+    mlp = [x for x in layer.linears if x.role in (Role.MLP, Role.SHARED_EXPERT)]
+    products = [*attention, *(x for x in layer.linears if x.role is Role.ROUTER)]
     if s.plan.precision is not Precision.NVFP4:
-        products += [
-            (x.d_out, x.d_out == h) for x in layer.linears if x.role in (Role.MLP, Role.SHARED_EXPERT)
-        ]
-    for width, row_parallel in products[::2]:
-        (whole if row_parallel and s.mesh.tp > 1 else cut).append(width)
-    if s.mesh.tp > 1:
-        cut.append(2 * h)
-    return c * (sum(cut) + a.heads * a.v_head_dim) + 4 * a.heads, c * sum(whole)
+        products += mlp
+    kept = products if s.plan.save_every_product else products[::2]
+    tp, traced = s.mesh.tp > 1, s.plan.compile or s.plan.whole_graph
+    cut = float(sum(x.d_out for x in kept))
+    whole = 0.0
+    for x in attention[-1:] + mlp[-1:]:
+        if x in kept and (tp or (traced and x in mlp)):
+            cut -= x.d_out
+            whole += 0.0 if traced else x.d_out
+    if tp:
+        cut += h if traced else 2 * h
+    return c * (cut + a.heads * a.v_head_dim) + 4 * a.heads, c * whole
 
 
 def _backward_temporaries(s: Setting, layer: LayerShape) -> float:

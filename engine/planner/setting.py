@@ -17,6 +17,7 @@ from ftdash.engine.plan import (
     LARGEST_COUNT,
     Attention,
     Batching,
+    Checkpointing,
     ExpertLora,
     Method,
     Offload,
@@ -187,6 +188,11 @@ def _check_choices(plan: Plan, mesh: Mesh) -> None:
     if quant is not None and plan.quant_storage == "uint8" and strategy is Strategy.FSDP1:
         raise PlanError(
             "--quant-storage uint8 with --strategy fsdp1: flat parameters need one float dtype; use bf16"
+        )
+    if plan.save_every_product and plan.checkpointing is not Checkpointing.SELECTIVE:
+        raise PlanError(
+            f"--save-every-product with --checkpointing {plan.checkpointing}: it says what selective "
+            f"checkpointing keeps; use --checkpointing selective"
         )
     if plan.optimizer_in_backward and plan.grad_accum > 1:
         raise PlanError(

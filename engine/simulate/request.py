@@ -150,6 +150,7 @@ def _refuse(plan: Plan) -> None:
         "wrap_embeddings",
         "mean_len",
         "whole_graph",
+        "save_every_product",
     ):
         if getattr(plan, field):
             raise SimulationError(f"--{field.replace('_', '-')} cannot be simulated")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_GRAPH = "one traced graph decides what is saved and when it is freed; its range is reported as wide"
 _OWN_INPUTS = (
     "bitsandbytes of 2023 keeps the input of 4-bit linears beside the dropped copies; LitGPT drops q, k "
     "and v as one"
@@ -11,18 +10,20 @@ _FP8_ABS = (
     "a bug that pytorch/torchtitan#820 names: selective checkpointing saved abs() of inputs and weights; "
 )
 
+_FSDP2_WITH_TP = (
+    "FSDP2 with tensor parallelism of spring 2024 held 16 GiB more on a 13B over 2 x 4 ranks, with full "
+    "checkpointing as well (pytorch/torchtitan#191, release blocking, since mended)"
+)
+
 WHY = {
     "M018": "not understood: 8 GiB more than over CP 4, and ring attention's blocks in flight are 0.1 GiB",
     "M025": _FP8_ABS + "compiled, those of W3",
     "M026": _FP8_ABS + "eager, those of all linears are 1.0 GiB a layer, just what is missing",
     "M033": "not understood: 3 GiB of what 8 ranks hold is gone on 64, more than their shards explain",
-    "M035": _GRAPH,
-    "M036": _GRAPH,
-    "M037": _GRAPH,
-    "M040": _GRAPH + "; this policy keeps every matrix product, 9 GiB more than every second one",
-    "M041": _GRAPH,
     "M055": "not understood: unsharded gradients between micro-batches are half of the plan",
-    "M064": "not understood: with loss parallelism, then the default, logits are a third of what is missing",
+    "M064": _FSDP2_WITH_TP,
+    "M065": _FSDP2_WITH_TP,
+    "M067": "not understood: of 32 and of 64 ranks alike, 5 GiB beside what the same model holds over 128",
     "M093": "not understood: an unpacked data set is shorter than its 2,048 tokens, by how much is not said",
     "M109": "an unpacked data set: sequences are far shorter than the 4,096 in the settings",
     "M115": "torchao of early 2024 compared each weight with all 16 levels at once, 64 bytes a parameter of "
@@ -48,5 +49,4 @@ WHY_AFTERWARDS = {
     **dict.fromkeys(("N041", "N042", "N045", "N052", "N053", "N054"), _LIGER),
     **dict.fromkeys(("N071", "N072", "N075", "N077"), _GIST),
     "N081": "how the memory was read is not stated",
-    "N082": "not understood: an fp32 copy of the logits less than M002, the same settings half a year later",
 }

@@ -92,6 +92,7 @@ def plan_of(row: Row) -> Plan:
     fields |= _precision(f)
     fields |= _batch(f, fields)
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
+    fields["save_every_product"] = "graph default" in f["act_ckpt"]
     fields["compile"] = _compiled(f["compile"])
     fields["whole_graph"] = "graph" in f["compile"] and "CUDA graphs" not in f["compile"]
     fields["loss"] = _loss(f["loss_impl"])
@@ -370,7 +371,9 @@ def _attention(text: str) -> str:
 
 
 def _compiled(text: str) -> bool:
-    return bool(re.match(r"yes|block|graph|model|loss", text)) and "loss only" not in text
+    """torchtitan's graph_trainer rearranges its graph and runs PyTorch's own kernels: its backend defaults to
+    aot_eager, later only attention goes through Inductor (experiments/graph_trainer/configs.py)."""
+    return bool(re.match(r"yes|block|model|loss", text)) and "loss only" not in text
 
 
 def _loss(text: str) -> str:

@@ -93,6 +93,8 @@ SWITCHES = {
     "activation-offload": "move saved activations to the host",
     "old-bitsandbytes": "before 0.43.2, whose 4-bit linears keep their inputs",
     "reentrant": "the model checkpoints its blocks re-entrantly (transformers' default before 5)",
+    "save-every-product": "selective checkpointing keeps every matrix product, not every second one "
+    "(torchtitan's graph_trainer)",
     "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
     "loading)",
     "untied-head": "the framework gives a tied head weights of its own (LitGPT)",

@@ -146,6 +146,7 @@ def more_controls(plan: Plan) -> list[Control]:
         _yes_no("wrap_embeddings", "Wrap embed.", plan.wrap_embeddings),
         _yes_no("untied_head", "Untie head", plan.untied_head),
         _yes_no("whole_graph", "Whole graph", plan.whole_graph),
+        _yes_no("save_every_product", "All products", plan.save_every_product),
         Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
         Slider(PRICE, "GPU-hour at", PRICES, 0.0, fmt=_price, whole=False),
     ]
@@ -192,6 +193,7 @@ _SWITCHES = (
     "wrap_embeddings",
     "untied_head",
     "whole_graph",
+    "save_every_product",
 )
 _ZERO_IS_AUTO = ("replicate", "micro_batches", "mean_len")
 
