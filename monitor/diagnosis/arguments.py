@@ -1,4 +1,5 @@
-"""Whom a rank's collective call is with: source, destination and root, read from torch's own frames.
+"""Whom a rank's call is with: source, destination and root, or rank and world size at the rendezvous, read
+from torch's own frames.
 
 py-spy can show local variables. Of its output only small integers of these names, in functions of
 torch.distributed, are kept: locals of the user's functions, and everything that could be data, are dropped
@@ -19,7 +20,11 @@ from ftdash.monitor.diagnosis.model import RankEvidence
 MOST_RANKS = 64
 _TIMEOUT_S = 3.0
 _NAMES = frozenset({"src", "dst", "group_src", "group_dst", "root"})
-_FILE = re.compile(r"(?:^|/)torch/distributed/distributed_c10d\.py$")
+_FILE = re.compile(r"(?:^|/)torch/distributed/(?:distributed_c10d|rendezvous)\.py$")
+# Where a rank meets the others it is told who it is and how many they are; group_rank and group_size are the
+# same in the helper that makes the default group.
+_MEETING = re.compile(r"^(?:init_process_group|_\w*rendezvous\w*|_create_c10d_store)$")
+_MEETING_NAMES = frozenset({"rank", "world_size"})
 _NUMBER = re.compile(r"\d{1,7}")
 
 
@@ -29,6 +34,7 @@ class _Local(msgspec.Struct):
 
 
 class _Frame(msgspec.Struct):
+    name: str = ""
     filename: str = ""
     locals: list[_Local] | None = None
 
@@ -52,12 +58,13 @@ def parse_call(data: bytes) -> dict[str, int]:
         for frame in reversed(thread.frames):
             if not _FILE.search(frame.filename):
                 continue
+            wanted = _MEETING_NAMES if _MEETING.search(frame.name) else _NAMES
             found = {
                 item.name: int(item.repr)
                 for item in frame.locals or ()
-                if item.name in _NAMES and item.repr and _NUMBER.fullmatch(item.repr)
+                if item.name in wanted and item.repr and _NUMBER.fullmatch(item.repr)
             }
-            if found:
+            if found and (wanted is _NAMES or found.keys() == wanted):
                 return found
     return {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ftdash.monitor.diagnosis import source
+from ftdash.monitor.diagnosis import guards, source
 from ftdash.monitor.diagnosis.align import Alignment, Fault, GroupFault, align
 from ftdash.monitor.diagnosis.flight import user_frame
 from ftdash.monitor.diagnosis.kinds import Kind
@@ -52,7 +52,7 @@ def _untie(fault: GroupFault, dumps: Mapping[int, FlightDump]) -> frozenset[int]
     sides: dict[str, set[int]] = {}
     for rank, call in fault.found:
         sides.setdefault(call, set()).add(rank)
-    for hint in (source.in_except_block, source.rank_condition):
+    for hint in (source.in_except_block, guards.rank_condition):
         marked = [
             ranks
             for ranks in sides.values()

@@ -111,7 +111,7 @@ def sample_processes(
     if quick:
         return [first, second]
     second = add_native(second)
-    if _all_in_calls(second):
+    if _all_in_calls(second) or _all_starting(second):
         add_calls(second.ranks)
     return [first, add_rest(second)]
 
@@ -133,6 +133,12 @@ def _all_in_calls(sample: Sample) -> bool:
     readings = [frames.read_threads(evidence.threads) for evidence in sample.ranks]
     named = any(reading.op in knowledge.NAMES_A_RANK for reading in readings)
     return named and all(reading.in_collective for reading in readings)
+
+
+def _all_starting(sample: Sample) -> bool:
+    """Whether every rank waits for the others at the rendezvous."""
+    readings = [frames.read_threads(evidence.threads) for evidence in sample.ranks]
+    return all(reading.wait in (Wait.RENDEZVOUS, Wait.STORE) for reading in readings)
 
 
 def _launchers_below(pids: Sequence[int]) -> list[ProcessEvidence]:

@@ -127,6 +127,11 @@ def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: fl
     return woke and reading.own is not None and not only_waits(reading, reading)
 
 
+def _is_a_sleep(child: ProcessEvidence) -> bool:
+    """Whether a program only lets time pass: a shell that waits for something starts one after another."""
+    return bool(child.command) and child.command[0].rsplit("/", 1)[-1] == "sleep"
+
+
 def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
     """Compare two samples of one rank."""
     if before is None or before is after or before.process is None or after.process is None:
@@ -150,7 +155,8 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
     moving = [
         child
         for child in after.children
-        if child.pid not in children or _child_moves(children[child.pid], child, interval_s)
+        if not _is_a_sleep(child)
+        and (child.pid not in children or _child_moves(children[child.pid], child, interval_s))
     ]
     move = any(child.failure is not DumpFailure.NOT_PYTHON for child in moving)
     commands = any(child.failure is DumpFailure.NOT_PYTHON for child in moving)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from ftdash.monitor.diagnosis import frames, source
+from ftdash.monitor.diagnosis import frames, guards, source
 from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
 from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
 from ftdash.monitor.diagnosis.kinds import Kind
@@ -44,7 +44,7 @@ def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[l
 
 
 # What tells that only some ranks are sent to a line, the stronger sign first.
-_HINTS = (source.in_except_block, source.rank_condition)
+_HINTS = (source.in_except_block, guards.rank_condition)
 
 
 def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
@@ -364,7 +364,7 @@ def _mismatch(
             "the ranks are at odds, and none is in the majority",
             tuple(describe(view) for view in list(pairs.values())[:4]),
         )
-    special = {source.rank_condition(view.reading.own) for view in odd if view.reading.own} - {""}
+    special = {guards.rank_condition(view.reading.own) for view in odd if view.reading.own} - {""}
     evidence = [describe(odd[0]), describe(rest[0])]
     if special:
         evidence.append(f"its line runs only `if {sorted(special)[0]}`")

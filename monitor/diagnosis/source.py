@@ -1,4 +1,4 @@
-"""What the user's source says around a line: the text, rank conditions, loops, except blocks.
+"""What the user's source says around a line: the text, loops, except blocks.
 
 Only a hint that breaks ties; files that cannot be read or parsed say nothing.
 """
@@ -14,9 +14,6 @@ from pathlib import Path
 from ftdash.monitor.diagnosis.model import Frame
 
 _MAX_BYTES = 2 << 20
-_RANK_NAME = re.compile(
-    r"\b\w*(?:rank|is_main|main_process|world_process_zero|process_index|master|is_first)\w*", re.I
-)
 _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|num_keys|queue_pop)\(", re.I)
 _RAW_WAIT = re.compile(r"\.(?:wait|synchronize|is_completed)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
@@ -42,7 +39,7 @@ def _changed_at(file: str) -> float:
 
 
 @lru_cache(maxsize=64)
-def _tree(file: str) -> ast.Module | None:
+def tree(file: str) -> ast.Module | None:
     try:
         return ast.parse("\n".join(_lines(file)))
     except (SyntaxError, ValueError, RecursionError):
@@ -57,13 +54,13 @@ def line_text(frame: Frame | None, started: float = 0.0) -> str:
     return lines[frame.line - 1].strip() if frame.line <= len(lines) else ""
 
 
-def _around(frame: Frame) -> list[tuple[ast.AST, str]]:
+def around(frame: Frame) -> list[tuple[ast.AST, str]]:
     """Statements that hold the line, outermost first, each with the field the line is in; of one function."""
-    tree = _tree(frame.file)
-    if tree is None:
+    module = tree(frame.file)
+    if module is None:
         return []
     path: list[tuple[ast.AST, str]] = []
-    node: ast.AST = tree
+    node: ast.AST = module
     while True:
         for name, value in ast.iter_fields(node):
             inside = next(
@@ -88,41 +85,18 @@ def _around(frame: Frame) -> list[tuple[ast.AST, str]]:
 @lru_cache(maxsize=4096)
 def statement(frame: Frame) -> str:
     """The text of the innermost statement around a line, "" when it cannot be read."""
-    tree = _tree(frame.file)
+    module = tree(frame.file)
     found = [
         node
-        for node in (ast.walk(tree) if tree else ())
+        for node in (ast.walk(module) if module else ())
         if isinstance(node, ast.stmt) and node.lineno <= frame.line <= (node.end_lineno or 0)
     ]
     return ast.unparse(max(found, key=lambda node: node.lineno)) if found else ""
 
 
 @lru_cache(maxsize=4096)
-def rank_condition(frame: Frame) -> str:
-    """The text of the condition on a rank under which the line runs, "" when there is none.
-
-    Only the special branch counts: the body of `if rank == 1`, the else of `if rank != 1`.
-    """
-    for node, name in reversed(_around(frame)):
-        if not isinstance(node, ast.If):
-            continue
-        text = ast.unparse(node.test)
-        if not _RANK_NAME.search(text):
-            continue
-        negated = any(isinstance(op, ast.NotEq | ast.Gt | ast.GtE | ast.Lt) for op in _comparisons(node.test))
-        negated = negated or (isinstance(node.test, ast.UnaryOp) and isinstance(node.test.op, ast.Not))
-        if name == ("orelse" if negated else "body"):
-            return text
-    return ""
-
-
-def _comparisons(test: ast.expr) -> list[ast.cmpop]:
-    return [op for node in ast.walk(test) if isinstance(node, ast.Compare) for op in node.ops]
-
-
-@lru_cache(maxsize=4096)
 def in_except_block(frame: Frame) -> bool:
-    return any(isinstance(node, ast.ExceptHandler) for node, _ in _around(frame))
+    return any(isinstance(node, ast.ExceptHandler) for node, _ in around(frame))
 
 
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -132,17 +106,19 @@ Loop = ast.For | ast.AsyncFor | ast.While
 def may_be_left(frame: Frame, later: int) -> bool:
     """Whether a rank can come past a line, to line `later` of its function, without having made it.
 
-    Out of a loop that has a `break`, or out of a `try` whose handler goes on; not where success ends it.
+    Out of a loop that has a `break`, or out of a `try` whose handler goes on or into its `finally`; not where
+    success ends it.
     """
     if _tries_again(frame):
         return False
-    for node, name in _around(frame):
+    for node, name in around(frame):
         if name != "body":
             continue
         if isinstance(node, Loop) and later > (node.end_lineno or 0) and _may_end_early(node):
             return True
         if isinstance(node, ast.Try) and later > (node.body[-1].end_lineno or 0):
-            return any(not _raises(handler) for handler in node.handlers)
+            finally_ends = node.finalbody[-1].end_lineno if node.finalbody else 0
+            return later <= (finally_ends or 0) or any(not _raises(handler) for handler in node.handlers)
     return False
 
 
@@ -151,13 +127,13 @@ def in_a_loop_before(frame: Frame, later: int) -> bool:
     """Whether a line stands in a loop that is over before line `later`: ranks may have had fewer turns."""
     return not _tries_again(frame) and any(
         isinstance(node, Loop) and name == "body" and later > (node.end_lineno or 0)
-        for node, name in _around(frame)
+        for node, name in around(frame)
     )
 
 
 @lru_cache(maxsize=4096)
 def in_a_loop(frame: Frame) -> bool:
-    return any(isinstance(node, Loop) and name == "body" for node, name in _around(frame))
+    return any(isinstance(node, Loop) and name == "body" for node, name in around(frame))
 
 
 def _tries_again(frame: Frame) -> bool:
@@ -165,7 +141,7 @@ def _tries_again(frame: Frame) -> bool:
     return any(
         isinstance(node, ast.Try)
         and (_ends_the_loop(node.body) or bool(node.orelse and _ends_the_loop(node.orelse)))
-        for node, _ in _around(frame)
+        for node, _ in around(frame)
     )
 
 
@@ -186,16 +162,16 @@ def may_be_skipped(frame: Frame) -> bool:
 @lru_cache(maxsize=4096)
 def only_first_depends(first: Frame, second: Frame) -> bool:
     """Of two lines of one function, whether the first stands under an `if` and the second under no other."""
-    one, two = ({node for node, _ in _around(frame) if isinstance(node, ast.If)} for frame in (first, second))
+    one, two = ({node for node, _ in around(frame) if isinstance(node, ast.If)} for frame in (first, second))
     return bool(one - two) and not two - one
 
 
 def _function(frame: Frame) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function of that name around a line."""
-    tree = _tree(frame.file)
+    module = tree(frame.file)
     found = [
         node
-        for node in (ast.walk(tree) if tree else ())
+        for node in (ast.walk(module) if module else ())
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.name == frame.short
         and node.lineno <= frame.line <= (node.end_lineno or 0)
@@ -217,7 +193,7 @@ def _raises(handler: ast.ExceptHandler) -> bool:
 
 @lru_cache(maxsize=4096)
 def innermost_loop(frame: Frame) -> Loop | None:
-    for node, name in reversed(_around(frame)):
+    for node, name in reversed(around(frame)):
         if isinstance(node, Loop) and name != "orelse":
             return node
     return None
@@ -264,8 +240,7 @@ def gets_on(frame: Frame, *, to_an_end: bool = False) -> bool | None:
         return None
     if not isinstance(loop, ast.While):
         return True
-    conditions = _conditions(loop)
-    asked = {node.id for test in conditions for node in ast.walk(test) if isinstance(node, ast.Name)}
+    asked = {node.id for test in conditions(loop) for node in ast.walk(test) if isinstance(node, ast.Name)}
     worked_on = _worked_on(loop)
     if any(name in worked_on or not _only_asked(loop, name) for name in asked & _set_in(loop)):
         return True
@@ -334,10 +309,10 @@ def asked_in_loop(frame: Frame) -> str:
     if loop is None or not polls(frame):
         return ""
     queries = [node.value for node in ast.walk(loop) if isinstance(node, ast.Assign)]
-    return " ".join(ast.unparse(node) for node in (*_conditions(loop), *queries))
+    return " ".join(ast.unparse(node) for node in (*conditions(loop), *queries))
 
 
-def _conditions(loop: Loop) -> list[ast.expr]:
+def conditions(loop: Loop) -> list[ast.expr]:
     """What decides when the loop ends."""
     leaving = [n.test for n in ast.walk(loop) if isinstance(n, ast.If) and _ends_the_loop(n.body)]
     return [loop.test, *leaving] if isinstance(loop, ast.While) else leaving
@@ -367,7 +342,7 @@ def _worked_on(loop: Loop) -> set[str]:
 
 def _only_asked(loop: Loop, name: str) -> bool:
     """Whether the loop uses a name in the conditions that end it, and nowhere else."""
-    inside = {node for test in _conditions(loop) for node in ast.walk(test)}
+    inside = {node for test in conditions(loop) for node in ast.walk(test)}
     uses = [
         n for n in ast.walk(loop) if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
     ]

@@ -32,6 +32,7 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
     return _without(missing, verdict) if missing else verdict
 
 
+_MOST_NAMED = 64  # of ranks that have not come
 _REASONS = 3  # told in full, of those why ranks could not be looked at
 # Verdicts that hold only when every rank was looked at.
 _NEEDS_ALL = frozenset({Kind.NETWORK, Kind.RENDEZVOUS, Kind.STORE, Kind.NO_EVIDENCE})
@@ -280,7 +281,7 @@ def _before_training(
         and not any(view.motion.known and not view.motion.moved for view in pending)
     ):
         return Verdict(Kind.HEALTHY, (), 0.6, "all ranks are starting, and move")
-    if strangers := _started_otherwise(pending):
+    if strangers := _started_otherwise(pending) or _told_otherwise(pending):
         return strangers
     store = all(view.wait is Wait.STORE for view in pending)
     kind = Kind.STORE if store else Kind.RENDEZVOUS
@@ -318,6 +319,41 @@ def _started_otherwise(pending: Sequence[View]) -> Verdict | None:
         0.9,
         f"rank {ranks_of(odd)} was started with another address or world size than the others",
         (describe(odd[0]),),
+    )
+
+
+def _told_otherwise(pending: Sequence[View]) -> Verdict | None:
+    """The script told torch of ranks that nobody is, or told two processes that they are the same rank."""
+    told = {view.rank: view.evidence.call for view in pending if "world_size" in view.evidence.call}
+    if len(told) < len(pending):
+        return None
+    size = max(call["world_size"] for call in told.values())
+    nobody = sorted(set(range(size)) - {call["rank"] for call in told.values()})
+    twice = [
+        view
+        for view in pending
+        if view.rank != told[view.rank]["rank"]
+        and sum(call["rank"] == told[view.rank]["rank"] for call in told.values()) > 1
+    ]
+    launched = [view.evidence.process.world_size or 0 if view.evidence.process else 0 for view in pending]
+    if not nobody or not (twice or 0 < max(launched) < size):
+        return None  # the others may well be on another machine
+    culprits = tuple(
+        view.culprit(
+            f"the script told torch that it is rank {told[view.rank]['rank']}, as another process is"
+        )
+        for view in twice
+    ) or tuple(
+        Culprit(rank, "", 0, "", f"it has not joined: torch was told of {size} ranks, and nobody is this one")
+        for rank in nobody[:_MOST_NAMED]
+    )
+    here = rank_list(call["rank"] for call in told.values())
+    return Verdict(
+        Kind.RENDEZVOUS,
+        culprits,
+        0.9,
+        f"the script told torch of {size} ranks, and rank {rank_list(nobody)} is nobody here",
+        (f"rank {here} waits: {describe(pending[0])}",),
     )
 
 
@@ -449,7 +485,7 @@ def _not_where_others_poll(readable: Sequence[View]) -> Verdict | None:
     rest = [view for view in readable if view not in polling]
     if not rest or len(rest) >= len(polling):
         return None
-    stuck = [view for view in rest if not view.progresses and not view.motion.moved]
+    stuck = [view for view in rest if view.stands]
     if not stuck:
         return _slow(rest, polling)
     why = f"rank {ranks_of(polling)} asks again and again{place_of(polling[0])}, and it does not come there"
@@ -462,17 +498,40 @@ def _not_where_others_poll(readable: Sequence[View]) -> Verdict | None:
     )
 
 
+def _all_stand(readable: Sequence[View]) -> Verdict:
+    """No rank waits for another one and none moves: all at one place wait for something outside of the job.
+
+    Whether that is a hang only the run's own pace tells: a job that is fed from outside waits in every step.
+    """
+    evidence = tuple(describe(view) for view in readable[:2])
+    places = {(own.name, own.file) if (own := view.reading.own) else None for view in readable}
+    paced = [view for view in readable if view.evidence.beat and view.evidence.beat.usual_s]
+    late = bool(paced) and all(endless.beyond_its_pace(view.evidence) for view in paced)
+    together = len(places) == 1 and None not in places
+    if together and paced and not late:
+        reason = f"rank {ranks_of(readable)} waits for something outside of the job, as its steps do at times"
+        return Verdict(Kind.SLOW, (), 0.7, reason, evidence)
+    if together and (late or all(view.polls for view in readable)):
+        asks = "asks again and again" if all(view.polls for view in readable) else "waits"
+        reason = f"nobody differs: every rank {asks} for something that no rank of the job gives"
+        if late:
+            return Verdict(
+                Kind.NETWORK, (), 0.8, reason, (*evidence, endless.late_words(readable[0].evidence))
+            )
+        against = ("how long the job's steps take is not known: it may be fed from outside and wait for it",)
+        return Verdict(Kind.NETWORK, (), 0.5, reason, evidence, against)
+    return Verdict(
+        Kind.HEALTHY, (), 0.4, "no rank waits for another; nothing moved between the samples", evidence
+    )
+
+
 def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> Verdict:
     """No rank is held in a collective throughout (or those that are see others moving in theirs)."""
     readable = [view for view in seen if view.has_stack]
     if two and not waiting and (verdict := _not_where_others_poll(readable)):
         return verdict
     if two and not waiting:
-        frozen = [
-            view
-            for view in readable
-            if not view.in_collective and not view.progresses and not view.motion.moved
-        ]
+        frozen = [view for view in readable if not view.in_collective and view.stands]
         kinds = {_outside_kind(view) for view in frozen}
         if (
             frozen
@@ -497,16 +556,9 @@ def _nobody_waits(seen: Sequence[View], waiting: Sequence[View], two: bool) -> V
     ]
     if two and slow_ones and waiting:
         return _slow(slow_ones, waiting)
-    moving = [view for view in readable if view.motion.known and (view.motion.moved or view.progresses)]
+    moving = [view for view in readable if view.motion.known and not view.stands]
     if two and readable and not moving and not waiting:
-        places = {(own.name, own.file) for view in readable if view.polls and (own := view.reading.own)}
-        if len(places) == 1 and all(view.polls for view in readable):
-            reason = (
-                "nobody differs: every rank asks again and again for something that no rank of the job gives"
-            )
-            return Verdict(Kind.NETWORK, (), 0.7, reason, tuple(describe(view) for view in readable[:2]))
-        reason = "no rank waits for another; nothing moved between the samples"
-        return Verdict(Kind.HEALTHY, (), 0.4, reason, tuple(describe(view) for view in readable[:2]))
+        return _all_stand(readable)
     reason = "the ranks move" if two else "no rank waits in a collective for one that is elsewhere"
     evidence = tuple(f"rank {view.rank}: {view.motion.words()}" for view in moving[:4] if view.motion.words())
     return Verdict(Kind.HEALTHY, (), 0.85 if two else 0.5, reason, evidence)

@@ -116,6 +116,11 @@ class View:
         return not self.in_vain and motion.progresses(self.motion, self.before, self.reading, self.holds_gil)
 
     @property
+    def stands(self) -> bool:
+        """It does not get on: at most it wakes up to ask the same again."""
+        return not self.progresses and (self.polls or not self.motion.moved)
+
+    @property
     def shown_frame(self) -> Frame | None:
         return frames.user_frame(self.reading)
 
@@ -274,6 +279,12 @@ def _in_vain(old: RankEvidence, new: RankEvidence, reading: Reading, moved: Moti
     if not endless.beyond_its_pace(new):
         return False
     if endless.computes_in_vain(old.threads, new.threads, moved):
+        return True
+    if endless.beyond_its_pace(new, endless.DOUBTFUL_S) and endless.stands_still(
+        old.threads, new.threads, moved
+    ):
+        return True
+    if reading.for_children and endless.started_anew(old.children, new.children):
         return True
     earlier = {child.pid: child for child in old.children}
     return not moved.busy and any(
