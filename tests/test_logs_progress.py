@@ -121,6 +121,82 @@ def test_a_clean_loss_beside_a_nan_gradient_is_noticed():
     assert follower.hidden_nan
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': np.float64(2.5), 'grad_norm': np.float32(0.5), 'epoch': 0.5}",
+        "{'loss': tensor(2.5, device='cuda:0', grad_fn=<NllLossBackward0>), 'grad_norm': tensor(0.5)}",
+        "{'loss': '3.0', 'grad_norm': '1'}{'loss': '2.5', 'grad_norm': '0.5'}",
+        '{"loss": 2.5, "grad_norm": "0.5", "tag": "a{b}"}',
+    ],
+)
+def test_values_are_read_however_a_dict_shows_them(text):
+    found = parse(text)
+    assert found is not None
+    assert (found.loss, found.grad_norm) == (2.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["{'loss': '2.5',", " 'grad_norm': '0.5',", " 'memory/max_active (GiB)': '9.5'}"],
+        ["{", '  "step": 40,', '  "loss": 2.5,', '  "grad_norm": 0.5', "}"],
+    ],
+)
+def test_a_dict_over_several_lines_is_read_once_it_is_closed(lines):
+    follower = ProgressFollower()
+    for line in lines[:-1]:
+        follower.feed(line[: len(line) // 2], ended=False)  # as a reader meets a line that is being written
+        assert not follower.feed(line)
+    assert follower.feed(lines[-1])
+    assert (follower.latest.loss, follower.latest.grad_norm) == (2.5, 0.5)
+    assert follower.feed("{'loss': '2.25'}")
+    assert follower.latest.loss == 2.25
+
+
+def test_the_mean_loss_of_the_summary_is_not_the_newest_loss():
+    follower = ProgressFollower()
+    follower.feed("{'loss': '1.5', 'epoch': '1'}")
+    follower.feed("{'train_runtime': '123', 'train_loss': '2.75', 'epoch': '1'}")
+    assert follower.latest.loss == 1.5
+
+
+def test_the_bar_of_an_evaluation_is_not_the_training():
+    follower = ProgressFollower()
+    follower.feed(" 10%|█     | 20/200 [00:10<01:30,  2.0it/s]")
+    follower.feed(" 50%|█████ | 6/13 [00:01<00:01,  8.1it/s]")
+    assert (follower.latest.step, follower.latest.max_steps) == (20, 200)
+    follower.feed(" 11%|█     | 21/200 [00:12<01:30,  2.0it/s]")
+    follower.feed("{'loss': '1.5', 'epoch': '1'}")
+    assert (follower.latest.step, follower.latest.max_steps) == (21, 200)
+
+
+def test_training_begun_again_with_fewer_steps_is_followed_from_its_first_loss():
+    follower = ProgressFollower()
+    follower.feed(" 10%|█     | 20/200 [00:10<01:30,  2.0it/s]")
+    follower.feed(" 10%|█     | 2/20 [00:10<01:30,  2.0it/s]")
+    follower.feed("{'loss': '1.5', 'epoch': '1'}")
+    assert (follower.latest.step, follower.latest.max_steps) == (2, 20)
+
+
+def test_a_bar_may_carry_the_loss():
+    found = parse("Training:   5%|#5   | 10/200 [00:05<01:35,  4.00batch/s, loss=2.5, lr=1e-5]")
+    assert found is not None
+    assert (found.step, found.step_s, found.loss, found.lr) == (10, 0.25, 2.5, 1e-5)
+
+
+def test_megatron_deepspeeds_units_and_the_pipelines_rate_are_read():
+    found = parse(
+        "[default7]: iteration      200/  158203 | elapsed time per iteration (s): 4.52 | learning rate:"
+        " 1.2E-05 | global batch size: 256 | lm loss: 8.1E+00 | tokens per gpu per second (tgs): 1811.2 |"
+    )
+    assert found is not None
+    assert (found.step_s, found.tokens_per_s) == (4.52, 1811.2)
+    pipeline = parse("steps: 20 loss: 2.5431 iter time (s): 0.512 samples/sec: 15.6")
+    assert pipeline is not None
+    assert pipeline.samples_per_s == 15.6
+
+
 def test_lines_that_report_a_sick_gpu_are_recognised():
     lost = gpu_fault("slurmstepd: error: NVML: Failed to get usage(15): GPU is lost")
     assert lost is not None

@@ -119,7 +119,7 @@ class LogFollower:
         for line in self._lines.feed(data):
             self._take(line)
         if self._lines.tail:
-            self._take_progress(self._lines.tail)
+            self._take_progress(self._lines.tail, ended=False)
 
     def _take(self, line: str) -> None:
         if line.strip():
@@ -139,15 +139,15 @@ class LogFollower:
             return f"rank {root.rank} on {root.host}: exit code {root.exit_code}"
         return ""
 
-    def _take_progress(self, line: str) -> None:
+    def _take_progress(self, line: str, *, ended: bool = True) -> None:
         for origin, text in self._demux.lines(line):
             rank = origin.rank
             if rank is None and origin.pid is not None:
                 rank = self.rank_of_pid.get(origin.pid)
             if rank is None:
-                self.whole.feed(text)
+                self.whole.feed(text, ended=ended)
             elif text:
                 known = self.ranks.get(rank)
                 follower = known or ProgressFollower()
-                if follower.feed(text) and known is None and len(self.ranks) < MAX_RANKS:
+                if follower.feed(text, ended=ended) and known is None and len(self.ranks) < MAX_RANKS:
                     self.ranks[rank] = follower

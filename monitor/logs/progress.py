@@ -2,7 +2,9 @@
 
 Formats: transformers and TRL (and Axolotl, which is built on them) print a Python dict a log step and a
 tqdm bar; DeepSpeed prints "step=…" and throughput lines; torchtitan "step: 10 loss: 7.1 …"; Megatron
-"iteration 10/ 500 | … | lm loss: 1.0E+01 | …". JSON lines are read as well, NaN and Infinity included.
+"iteration 10/ 500 | … | lm loss: 1.0E+01 | …". JSON is read as well, NaN and Infinity included. A dict may
+spread over several lines, and its values may be numbers, strings, numpy scalars or tensors as Python shows
+them.
 """
 
 from __future__ import annotations
@@ -46,15 +48,26 @@ class Progress:
 
 _NUMBER = r"[-+]?(?:\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?|nan|inf|NaN|Infinity|NAN|INF)"
 _DICT = re.compile(r"\{[^{}]{3,4000}\}")
-_PAIR = re.compile(rf"""['"]([\w/ ()-]+)['"]\s*:\s*['"]?({_NUMBER})['"]?\s*(?=[,}}])""")
-_TQDM = re.compile(
-    r"(\d+)%\|[^|]*\|\s*(\d+)/(\d+)\s*\[(?:\d+:)?\d+:\d+<[^,\]]*(?:,\s*([\d.]+)\s*(it/s|s/it))?"
+# 'loss': 2.3, 'loss': '2.3', 'loss': np.float64(2.3), 'loss': tensor(2.3, device='cuda:0')
+_PAIR = re.compile(
+    rf"""['"]([\w/ ()-]+)['"]\s*:\s*"""
+    rf"""(?:[\w.]+\(({_NUMBER})(?:,[^(){{}}]*)?\)|['"]?({_NUMBER})['"]?)\s*(?=[,}}])"""
 )
+_DICT_BEGINS = re.compile(r"\{\s*(?:['\"][\w/ ()-]+['\"]\s*:[^{}]*)?$")  # and is closed on a later line
+_MAX_DICT_CHARS = 4000
+_TQDM = re.compile(
+    r"(\d+)%\|[^|]*\|\s*(\d+)/(\d+)\s*\[(?:\d+:)?\d+:\d+<[^,\]]*"
+    r"(?:,\s*([\d.?]+)\s*(s/)?(?:it|steps?|batch|ba)(/s)?)?((?:,[^\]]*)?)\]?"
+)
+_TQDM_PAIR = re.compile(rf"\b(\w+)=({_NUMBER})")
 _DEEPSPEED_STEP = re.compile(r"\bstep=(\d+), skipped=\d+, lr=\[([^\],]+)")
 _DEEPSPEED_SPEED = re.compile(
     rf"global_step=(\d+), RunningAvgSamplesPerSec=({_NUMBER}), CurrSamplesPerSec=({_NUMBER})"
 )
-_DEEPSPEED_LOSS = re.compile(rf"\bsteps: (\d+) loss: ({_NUMBER})(?: iter time \(s\): ({_NUMBER}))?")
+_DEEPSPEED_LOSS = re.compile(
+    rf"\bsteps: (\d+) loss: ({_NUMBER})(?: iter time \(s\): ({_NUMBER}))?"
+    rf"(?: samples/sec: ({_NUMBER}))?"
+)
 _TITAN = re.compile(rf"\bstep:\s*(\d+)\s+loss:\s*({_NUMBER})(.*)")
 _TITAN_PAIR = re.compile(rf"(grad_norm|tps|mfu|tflops):\s*({_NUMBER})")
 _MEGATRON = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|(.*)")
@@ -102,7 +115,7 @@ def _megatron(line: str) -> Progress | None:
         return None
     said = {key.strip(): number(value) for key, value in _MEGATRON_PAIR.findall(match[3])}
     millis = said.get("elapsed time per iteration (ms)")
-    step_s = millis / 1000 if millis else None
+    step_s = millis / 1000 if millis else said.get("elapsed time per iteration (s)")
     samples = said.get("global batch size")
     return Progress(
         step=int(match[1]),
@@ -110,6 +123,7 @@ def _megatron(line: str) -> Progress | None:
         loss=said.get("lm loss"),
         lr=said.get("learning rate"),
         grad_norm=said.get("grad norm"),
+        tokens_per_s=said.get("tokens per gpu per second (tgs)"),
         step_s=step_s,
         samples_per_s=samples / step_s if samples and step_s else None,
         source="megatron",
@@ -138,21 +152,28 @@ def _deepspeed(line: str) -> Progress | None:
     if match := _DEEPSPEED_SPEED.search(line):
         return Progress(step=int(match[1]), samples_per_s=number(match[3]), source="deepspeed")
     if match := _DEEPSPEED_LOSS.search(line):
-        step_s = number(match[3]) if match[3] else None
-        return Progress(step=int(match[1]), loss=number(match[2]), step_s=step_s, source="deepspeed")
+        return Progress(
+            step=int(match[1]),
+            loss=number(match[2]),
+            step_s=number(match[3] or ""),
+            samples_per_s=number(match[4] or ""),
+            source="deepspeed",
+        )
     return None
 
 
 def _dictionary(line: str) -> Progress | None:
-    match = _DICT.search(line)
-    if match is None:
-        return None
+    """What the dicts of a line say; of several that are glued together the last."""
     said: dict[str, float] = {}
-    for key, value in _pairs(match[0]):
-        name = _KEYS.get(key.strip())
-        if name is not None and name not in said:
-            said[name] = value
-    if not said.keys() & {"loss", "grad_norm"}:
+    for pairs in _dictionaries(line):
+        known: dict[str, float] = {}
+        for key, value in pairs:
+            name = _KEYS.get(key.strip())
+            if name is not None:
+                known.setdefault(name, value)
+        if known.keys() & {"loss", "grad_norm"} and all(key != "train_runtime" for key, _ in pairs):
+            said |= known  # the summary at the end has the run's mean loss, which is not the newest
+    if not said:
         return None
     step, tokens = said.pop("step", None), said.pop("tokens", None)
     return Progress(
@@ -167,17 +188,31 @@ def _dictionary(line: str) -> Progress | None:
     )
 
 
-def _pairs(text: str) -> list[tuple[str, float]]:
-    """Keys and numbers of a printed dict or JSON object; numbers in quotes count as numbers."""
-    if text.startswith('{"'):
+def _dictionaries(line: str) -> list[list[tuple[str, float]]]:
+    """Keys and numbers of each printed dict or JSON object; numbers in quotes count as numbers."""
+    at = line.find('{"')
+    if at >= 0:
         try:
-            data = json.loads(text)
-        except ValueError:
+            data, _ = json.JSONDecoder().raw_decode(line, at)
+        except (ValueError, RecursionError):
             data = None
         if isinstance(data, dict):
-            return [(k, float(v)) for k, v in data.items() if isinstance(v, int | float)]
-    pairs = ((key, number(value)) for key, value in _PAIR.findall(text))
-    return [(key, value) for key, value in pairs if value is not None]
+            pairs = [(key, _json_number(value)) for key, value in data.items()]
+            return [[(key, value) for key, value in pairs if value is not None]]
+    found = []
+    for match in _DICT.finditer(line):
+        said = ((key, number(inner or plain)) for key, inner, plain in _PAIR.findall(match[0]))
+        found.append([(key, value) for key, value in said if value is not None])
+    return found
+
+
+def _json_number(value: object) -> float | None:
+    if isinstance(value, str):
+        return number(value)
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # an integer of hundreds of digits
+        return None
 
 
 def _tqdm(line: str) -> Progress | None:
@@ -186,13 +221,22 @@ def _tqdm(line: str) -> Progress | None:
     if not frames:
         return None
     match = frames[-1]
-    rate = float(match[4]) if match[4] else 0.0
-    step_s = (1.0 / rate if match[5] == "it/s" else rate) if rate else None
-    return Progress(step=int(match[2]), max_steps=int(match[3]), step_s=step_s, source="tqdm")
+    rate = number(match[4] or "") or 0.0
+    step_s = (rate if match[5] else 1.0 / rate) if rate and bool(match[5]) != bool(match[6]) else None
+    said = {_KEYS.get(key): number(value) for key, value in _TQDM_PAIR.findall(match[7])}
+    return Progress(
+        step=int(match[2]),
+        max_steps=int(match[3]),
+        step_s=step_s,
+        loss=said.get("loss"),
+        lr=said.get("lr"),
+        grad_norm=said.get("grad_norm"),
+        source="tqdm",
+    )
 
 
 _OTHER_BARS = re.compile(
-    r"\b(?:Map|Filter|Generating|Downloading|Loading|Tokeniz|Packing|Adding|Fetching|Saving|Evaluat|Resolving"
+    r"\b(?:Map|Filter|Generating|Downloading|Loading|Tokeniz|Packing|Adding|Fetching|Saving|Writing|Evaluat|Validat|Resolving"
     r"|Convert|Applying|Truncat|num_proc|shards|examples/s|files)",
     re.IGNORECASE,
 )
@@ -206,15 +250,19 @@ class ProgressFollower:
         self.memory: LoggedMemory | None = None  # as last printed
         self._counted: tuple[int, int] | None = None  # step and tokens of the newest counter line
         self._tokens_per_step: float | None = None
+        self._open_dict = ""  # lines of a dict that is not closed yet
+        self._shorter_bar: Progress | None = None  # shorter than the training's as known so far
         self.hidden_nan = False  # a gradient norm was not finite while the printed loss was
 
-    def feed(self, line: str) -> bool:
-        """Take one line; True when it told something."""
+    def feed(self, line: str, *, ended: bool = True) -> bool:
+        """Take one line; True when it told something. With `ended` False it is the beginning of one."""
         if memory := parse_memory(line):
             self.memory = memory.over(self.memory) if self.memory is not None else memory
-        found = parse(line)
-        if found is None or (found.source == "tqdm" and _OTHER_BARS.search(line)):
+        found = parse(self._with_its_dict(line) if ended else line)
+        if found is None or (found.source == "tqdm" and self._of_something_else(found, line)):
             return memory is not None
+        if found.source != "tqdm":
+            self._confirm_bar()
         if found.grad_norm is not None and not math.isfinite(found.grad_norm):
             self.hidden_nan = self.hidden_nan or (found.loss is not None and math.isfinite(found.loss))
         source = found.source if found.source != "tqdm" else self.latest.source or "tqdm"
@@ -222,6 +270,32 @@ class ProgressFollower:
         if found.tokens is not None:
             self._note_tokens(found.tokens)
         return True
+
+    def _with_its_dict(self, line: str) -> str:
+        """The line, with those before it when they began a dict that it ends; "" while that goes on."""
+        if self._open_dict and len(self._open_dict) < _MAX_DICT_CHARS and "{" not in line:
+            whole = f"{self._open_dict} {line.strip()}"
+            self._open_dict = "" if "}" in line else whole
+            return "" if self._open_dict else whole
+        begun = _DICT_BEGINS.search(strip_ansi(line)) if "{" in line else None
+        self._open_dict = begun[0] if begun is not None else ""
+        return line
+
+    def _of_something_else(self, bar: Progress, line: str) -> bool:
+        """A bar of data preparation, or a shorter one than the training's, as evaluations show them."""
+        if _OTHER_BARS.search(line):
+            return True
+        if bar.loss is not None or (bar.max_steps or 0) >= (self.latest.max_steps or 0):
+            self._shorter_bar = None
+            return False
+        self._shorter_bar = bar
+        return True
+
+    def _confirm_bar(self) -> None:
+        """A loss is logged while only a shorter bar moves: it is the training's, begun again shorter."""
+        if self._shorter_bar is not None:
+            self.latest = self._shorter_bar.over(self.latest)
+            self._shorter_bar = None
 
     def tokens_per_s(self) -> float | None:
         """As printed, else from the token counter, the steps between two of its lines, and the step time."""
