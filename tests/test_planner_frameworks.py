@@ -98,6 +98,33 @@ def test_embeddings_wrapped_for_themselves_shrink_the_last_reduction_to_one_of_t
     assert wrapped.allocated < root.allocated
 
 
+def test_a_wrapped_head_is_sent_while_the_last_block_goes_backward() -> None:
+    """What is sent of a unit lives until the next one's gradients are: never two copies of blocks beside the
+    block that is recomputed, as torchtune's 70B with CPU offload shows (13.9 GiB)."""
+    fields = {"model": "llama-3.1-70b", "gpus": 8, "offload": "all", "precision": "bf16", "micro_batch": 2}
+    fields |= {"compile": True, "loss": "fused", "wrap_embeddings": True}
+    found = memory(**fields)
+    assert found.peak_phase is PhaseName.BACKWARD_START
+    block = plan(**fields).model.total_params - 2 * 128_256 * 8192
+    larger = max(2 * block / 80, 2 * 128_256 * 8192)
+    assert found.peak.buffers == pytest.approx(2 * block / 80 + larger, rel=0.001)
+    assert found.allocated / GIB == pytest.approx(13.9, rel=0.05)
+
+
+def test_flattening_the_root_unit_of_fsdp1_stays_beside_what_the_gathers_take() -> None:
+    """A 7B in 4 bits on two GPUs at 512 tokens: 4.98 GiB reserved, more than its steps need (fsdp_qlora)."""
+    fields = {"model": "llama-2-7b", "gpus": 2, "gpu": "rtx3090-24g", "method": "qlora", "seq_len": 512}
+    fields |= {"quant": "nf4", "precision": "bf16", "lora_rank": 64}
+    loads = {
+        strategy: next(p for p in memory(strategy=strategy, **fields).phases if p.name is PhaseName.LOAD)
+        for strategy in ("fsdp1", "fsdp")
+    }
+    root = 2 * (2 * 32_000 * 4096 + 4096)
+    added = loads["fsdp1"].total - loads["fsdp"].total
+    assert added == pytest.approx(1.5 * root - 2 * 4096 * 11_008, rel=0.001)
+    assert memory(strategy="fsdp1", **fields).reserved / GIB == pytest.approx(4.98, rel=0.10)
+
+
 def test_logits_in_fp32_that_the_caller_holds_stay_through_backward() -> None:
     fields = {"model": "llama-2-7b", "gpus": 8, "micro_batch": 8}
     entries = 8 * 2048 * 32_000
@@ -224,7 +251,7 @@ def test_a_class_whose_runs_scatter_is_planned_as_a_wider_range(
 ) -> None:
     found = plan(gpus=8, **fields)
     low, high = found.device_range
-    assert high == pytest.approx(found.memory.device * (1 + share), rel=1e-6)
+    assert found.memory.device == pytest.approx(high * (1 - share), rel=1e-6)
     assert found.memory.model_states.total < low <= found.memory.device
     said = [one.text for one in found.advice if one.code == "range"]
     assert [words in text for text in said] == ([True] if words else [])

@@ -286,6 +286,18 @@ def test_interleaving_holds_more_micro_batches_than_one_stage_a_rank() -> None:
     assert plain.allocated < interleaved.allocated < gpipe.allocated
 
 
+def test_a_pipeline_keeps_buffers_at_the_edges_of_its_stages() -> None:
+    """Four edges' worth of 16 micro-batches: their gradients come into buffers of their own, and outputs of
+    the four in flight wait for backward (PyTorch's pipelining); Megatron allocates as it goes."""
+    edge = 8192 * 4096 * 2
+    fields = {"model": "llama-3.1-8b", "gpus": 8, "pp": 4, "seq_len": 8192}
+    few, many = (memory(micro_batches=m, **fields) for m in (8, 16))
+    assert many.peak.buffers - few.peak.buffers == 8 * edge
+    fields |= {"strategy": "megatron"}
+    few, many = (memory(micro_batches=m, **fields) for m in (8, 16))
+    assert few.peak.buffers == many.peak.buffers
+
+
 def test_gptq_upcasts_nothing_but_autograd_keeps_its_unpacked_weights() -> None:
     fields = {"model": "llama-2-7b", "gpus": 1, "strategy": "none", "method": "qlora", "seq_len": 256}
     nf4, gptq = memory(quant="nf4", **fields), memory(quant="gptq4", **fields)

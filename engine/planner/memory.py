@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from ftdash.engine.plan import Checkpointing, Offload, Optimizer, PipelineSchedule, Strategy
+from ftdash.engine.plan import Checkpointing, Offload, Optimizer, Strategy
 from ftdash.engine.planner import transients
 from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.host import host_ram
@@ -20,6 +20,7 @@ from ftdash.engine.planner.numerics import (
     SHARDS_OPTIMIZER,
     SHARDS_WEIGHTS,
 )
+from ftdash.engine.planner.pipeline import edge_bytes, micro_batches_in_flight
 from ftdash.engine.planner.reserved import (
     FIXED_SEGMENTS,
     allocated_bytes,
@@ -180,26 +181,13 @@ def retained_inputs(s: Setting, stage: Stage) -> float:
     return 2 * max(0.0, stage.layers - 1) * s.tokens / s.mesh.tp * s.shape.hidden * s.dtypes.stream
 
 
-def micro_batches_in_flight(s: Setting) -> float:
-    """Micro-batches whose activations the first stage holds: min(m, p) under 1F1B (arXiv 2104.04473, section
-    2.2), times 1 + (p - 1)/(p·v) interleaved, all m under GPipe."""
-    p, m = s.mesh.pp, s.micro_steps
-    if p == 1:
-        return 1.0
-    if s.plan.pp_schedule is PipelineSchedule.GPIPE:
-        return float(m)
-    flight = float(min(m, p))
-    if s.plan.pp_schedule is PipelineSchedule.INTERLEAVED:
-        flight = min(m, flight * (1 + (p - 1) / (p * s.plan.virtual_stages)))
-    return flight
-
-
 def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     """Every phase of one optimizer step, of loading and of saving, on a rank of this stage."""
     rest = states_at_rest(s, stage)
     acts = stage_activations(s, stage, first=first)
     g = transients.gathered(s, stage)
     b = transients.buffers(s, stage)
+    always = b.always + edge_bytes(s, stage)
     w, o, grads = rest.weights, rest.optimizer, rest.gradients
     persistent = s.micro_steps > 1 or s.plan.strategy is Strategy.MEGATRON
     early = grads if persistent else 0.0
@@ -215,6 +203,9 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
     if s.plan.strategy in FIXED_SEGMENTS:
         temporaries = acts.passing_whole + (0.0 if s.plan.compile else acts.passing)
 
+    # What FSDP1 flattened stays cached for the stream that computes; all-gathers run on their own.
+    flattened = max(g.running, g.backward) + pools if s.plan.strategy is Strategy.FSDP1 else 0.0
+
     def phase(
         name: PhaseName,
         *,
@@ -224,7 +215,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         activations: float = 0.0,
         logits: float = 0.0,
         gathered: float = 0.0,
-        buffers: float = b.always,
+        buffers: float = always,
         cached: float = pools,
     ) -> Phase:
         return Phase(
@@ -244,7 +235,7 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         held = rest.total + rest.cached - chosen.total
         return replace(chosen, cached=held) if held > chosen.cached else chosen
 
-    graph = b.always + b.casts
+    graph = always + b.casts
     # Before the logits there is one more gathered block; whichever of the two is larger ends forward.
     running = g.running > g.forward + acts.logits_forward
     forward_end = phase(
@@ -273,20 +264,20 @@ def phases_of(s: Setting, stage: Stage, *, first: bool) -> tuple[Phase, ...]:
         gradients=max(0.0, grads - b.block_gradient_at_rest),
         activations=acts.one_block + acts.live + acts.retained,
         gathered=g.backward_end,
-        buffers=b.always + b.casts_at_end + b.head_gradient_at_end + b.block_gradient,
+        buffers=always + b.casts_at_end + b.head_gradient_at_end + b.block_gradient,
         cached=pool,
     )
     root_reduced = phase(
-        PhaseName.BACKWARD_END, gradients=grads, gathered=g.root_end, buffers=b.always + b.root, cached=pool
+        PhaseName.BACKWARD_END, gradients=grads, gathered=g.root_end, buffers=always + b.root, cached=pool
     )
-    step = phase(PhaseName.OPTIMIZER_STEP, gradients=grads, buffers=b.always + b.step, cached=pool)
+    step = phase(PhaseName.OPTIMIZER_STEP, gradients=grads, buffers=always + b.step, cached=pool)
     load = phase(
         PhaseName.LOAD,
         weights=transients.load_bytes(s, stage, w),
         optimizer=0.0,
         gradients=0.0,
         buffers=0.0,
-        cached=0.0,
+        cached=flattened,
     )
     save = phase(PhaseName.SAVE, gradients=0.0, gathered=transients.save_gather(s, stage), cached=0.0)
     return (

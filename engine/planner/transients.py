@@ -183,8 +183,9 @@ def _fsdp(s: Setting, stage: Stage) -> Buffers:
     waits, waits_at_end = d.compute * head, d.compute * head
     last = root
     if s.plan.wrap_embeddings:
-        # The head is reduced at once: the copy that is sent lives until the next block's is.
-        waits, waits_at_end = d.reduce * head, 0.0
+        # The head is reduced at once, and what is sent of a unit lives until the next one is: the head's
+        # beside the last block's backward, in place of the copy that later blocks find of the one before.
+        waits, waits_at_end = d.reduce * max(0.0, head - block), 0.0
         last = min(root, stage.embedding)
     padding = d.reduce * (s.expert_padding - 1) * stage.block.trainable_experts
     # Between the micro-batches of a pipeline gradients wait unsharded in the reduce dtype: PyTorch's
@@ -250,13 +251,18 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
 def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
     """Weights on the GPU while loading.
 
-    DeepSpeed without zero.Init holds the whole model there before anything is sharded; FSDP loads on the
-    host; quantising holds one matrix in 16 bits beside what is packed.
+    DeepSpeed without zero.Init holds the whole model there before anything is sharded; quantising holds one
+    matrix in 16 bits beside what is packed. FSDP1 flattens a unit on the GPU, whole and copied once, before
+    it keeps its share, the root unit last (torch/distributed/fsdp/_flat_param.py, `flatten_tensors`).
     """
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
         whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)
-    return at_rest + _largest_dequantised(s, stage)
+    flattened = 0.0
+    if s.plan.strategy is Strategy.FSDP1:
+        root = stage.root.frozen_dense + s.dtypes.param * stage.root.trainable
+        flattened = (2 - 1 / s.mesh.param_shard) * root
+    return at_rest + max(flattened, _largest_dequantised(s, stage))
 
 
 def save_gather(s: Setting, stage: Stage) -> float:

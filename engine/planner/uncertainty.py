@@ -9,20 +9,22 @@ from ftdash.engine.planner.numerics import LOW_PRECISION
 from ftdash.engine.planner.result import Memory
 from ftdash.engine.planner.setting import Setting
 
-# Four of five published runs lie within this share of their plans (python -m tests.accuracy).
+# Four of five published runs are planned within this share of what was measured (python -m tests.accuracy).
 USUAL = 0.10
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """A share of the planned memory either way, and why it is wider than usual; "" where it is not."""
+    """How far plans of a class are off, as a share of what is measured, and why it is wider than usual; ""
+    where it is not."""
 
     share: float
     why: str = ""
 
     def of(self, memory: Memory) -> tuple[int, int]:
-        """Bytes of the device at both ends; never less than what surely stands there."""
-        low = max(memory.model_states.total + memory.context, round(memory.device * (1 - self.share)))
-        return min(low, memory.device), round(memory.device * (1 + self.share))
+        """Bytes of the device at both ends: what a plan that is off by the share, either way, would have been
+        measured as; never less than what surely stands there."""
+        low = max(memory.model_states.total + memory.context, round(memory.device / (1 + self.share)))
+        return min(low, memory.device), round(memory.device / (1 - self.share))
 
 
 def spread_of(s: Setting) -> Spread:

@@ -175,9 +175,7 @@ def _room(s: Setting, found: Prediction) -> Iterator[Advice]:
     spread = spread_of(s)
     low, high = found.device_range
     if spread.why or (memory.fits and high > memory.capacity):
-        reason = (
-            spread.why or "most published runs lie within 10 % of their plans, and this one has less room"
-        )
+        reason = spread.why or "most published runs are planned within 10 %, and this one has less room"
         yield Advice("range", f"{gigabytes(low)} to {gigabytes(high)} a GPU: {reason}")
     if memory.squeezed and memory.headroom >= 0:
         yield Advice(

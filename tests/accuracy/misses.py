@@ -16,19 +16,19 @@ _FSDP2_WITH_TP = (
 )
 
 WHY = {
-    "M018": "not understood: 8 GiB more than over CP 4, and ring attention's blocks in flight are 0.1 GiB",
-    "M025": _FP8_ABS + "compiled, those of W3",
+    "M025": _FP8_ABS + "compiled with row-wise scales, those of the third matrix; without them 47.8 GiB",
     "M026": _FP8_ABS + "eager, those of all linears are 1.0 GiB a layer, just what is missing",
-    "M033": "not understood: 3 GiB of what 8 ranks hold is gone on 64, more than their shards explain",
-    "M055": "not understood: unsharded gradients between micro-batches are half of the plan",
+    "M033": "not understood: from 8 ranks to 64 SimpleFSDP loses 11.6 GiB in the same change, FSDP2 16.4, "
+    "states and gradients 13.1",
+    "M055": "one rank's, which is not said, of uneven stages (the first has the three dense layers), over "
+    "DeepEP; over PyTorch's all-to-all it held 60.2 GiB",
     "M064": _FSDP2_WITH_TP,
     "M065": _FSDP2_WITH_TP,
-    "M067": "not understood: of 32 and of 64 ranks alike, 5 GiB beside what the same model holds over 128",
-    "M093": "not understood: an unpacked data set is shorter than its 2,048 tokens, by how much is not said",
+    "M067": "not understood: 5 GiB are missing; its compiled loss is all that the runs of December 2024 with "
+    "the same model and batch do not have, and they are within 3 %",
     "M109": "an unpacked data set: sequences are far shorter than the 4,096 in the settings",
     "M115": "torchao of early 2024 compared each weight with all 16 levels at once, 64 bytes a parameter of "
     "the largest matrix while loading; later versions do it in chunks",
-    "M129": "512 tokens: 3.7 GiB are reserved by loading alone, before the first step",
     "M130": "the smallest of its series by far; the runs with more tokens are within 8 %",
     "M155": _OWN_INPUTS,
     "M156": _OWN_INPUTS,

@@ -9,12 +9,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftdash.engine.model.load import load_preset, preset_names
+from ftdash.engine.model.load import load_config_file, load_preset, preset_names
 from ftdash.engine.plan import Plan
 
 MEASURED = Path(__file__).parent.parent / "data" / "measured.csv"
 # Runs looked up when the planner was done; their settings were written down before any was planned.
 AFTERWARDS = MEASURED.with_name("measured_afterwards.csv")
+# Looked up once more after that, in sources that neither of the two names.
+THIRD = MEASURED.with_name("measured_third.csv")
+MODELS = MEASURED.parent / "models"  # config.json files of measured models that have no preset
 
 
 class Inexpressible(Exception):
@@ -83,12 +86,12 @@ def plan_of(row: Row) -> Plan:
     """The plan of a row's settings. Raises Inexpressible with the reason."""
     f = row.fields
     fields: dict[str, object] = {
-        "model": _model(f["model"]),
+        **_model(f["model"]),
         "gpu": _gpu(f["gpu"]),
         "gpus": _first_int(f["world_size"]),
     }
     fields |= _parallelism(f)
-    fields |= _method(f, str(fields["model"]))
+    fields |= _method(f)
     fields |= _precision(f)
     fields |= _batch(f, fields)
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
@@ -112,7 +115,7 @@ _TRANSFORMERS_UPCASTS_UNTIL = "2024-09"  # huggingface/transformers 4.45 leaves 
 _BITSANDBYTES_KEEPS_INPUTS_UNTIL = "2024-07"  # bitsandbytes 0.43.2, of the 23rd of that month; LitGPT
 # pinned an older one until after October 2024 (Lightning-AI/litgpt#710, #1767).
 # These runs use transformers' Trainer, whose compute_loss returns the loss alone and lets go of the logits.
-_TRAINER = ("huggingface/peft", "QwenLM", "fms-acceleration", "LongLoRA")
+_TRAINER = ("huggingface/peft", "QwenLM", "fms-acceleration", "LongLoRA", "axolotl", "ms-swift")
 
 
 def _framework(row: Row) -> dict[str, object]:
@@ -124,6 +127,8 @@ def _framework(row: Row) -> dict[str, object]:
             fields["loss"] = "upcast"
     if "torchtune" in row.source and f["model"].endswith("70B") and "FSDP" in f["parallelism"]:
         fields["wrap_embeddings"] = f["method"].startswith("full")  # `custom_sharded_layers` of 70B_full.yaml
+    if "embeddings wrapped" in f["parallelism"]:
+        fields["wrap_embeddings"] = True
     if "litgpt" in row.source:
         fields["untied_head"] = True  # `tie_embeddings` is empty in every config of its hub
         if not f["method"].startswith("full"):
@@ -143,6 +148,10 @@ def _framework(row: Row) -> dict[str, object]:
         fields["loss"] = "upcast"
     if "outputs held" in f["loss_impl"] and fields.get("loss") is None and f["method"].startswith("QLoRA"):
         fields["loss"] = "upcast"  # an fp32 head's logits live as long as what the model returned
+    if "no prepare_model_for_kbit_training" in f["notes"] or "axolotl" in row.source:
+        # axolotl keeps embeddings and head in 16 bits and turns norms back (monkeypatch/peft/utils.py,
+        # loaders/model.py).
+        fields["kbit_upcast"] = "none"
     if "fsdp_qlora" in row.source:
         fields["lora_dropout"] = 0.1  # the default of its train.py
     if found := re.search(r"LoRA dropout (0\.\d+)", f["notes"]):
@@ -161,15 +170,19 @@ def _recipe(f: dict[str, str]) -> dict[str, object]:
     return {}
 
 
-def _model(text: str) -> str:
+def _model(text: str) -> dict[str, object]:
+    """The preset of a model, or its config.json among the tests' data."""
     if "Mamba" in text:
         raise Inexpressible("a Mamba hybrid: its state-space layers are not modelled")
     bare = re.sub(r"\(.*?\)", "", text).strip().lower().replace(" ", "-")
     if bare.startswith("deepseek-v3-671b"):
         bare = "deepseek-v3"
-    if bare not in preset_names():
+    if bare in preset_names():
+        return {"model": bare}
+    config = MODELS / f"{bare}.json"
+    if not config.exists():
         raise Inexpressible(f"no preset for {text}")
-    return bare
+    return {"config": str(config)}
 
 
 GPUS = (
@@ -182,6 +195,7 @@ GPUS = (
     (r"A100-40", "a100-40g"),
     (r"A100", "a100-80g"),
     (r"A10G", "a10g-24g"),
+    (r"L40S", "l40s-48g"),
     (r"4090", "rtx4090-24g"),
     (r"3090", "rtx3090-24g"),
     (r"A6000", "rtxa6000-48g"),
@@ -221,6 +235,8 @@ def _parallelism(f: dict[str, str]) -> dict[str, object]:
         fields["strategy"] = f"zero{found.group(1)}"
     elif "distributed optimizer" in f["optimizer"]:
         fields["strategy"] = "megatron"
+    elif "no reshard" in text:
+        fields["strategy"] = "fsdp-no-reshard"
     elif "FSDP1" in text:
         fields["strategy"] = "fsdp1"
     elif "FSDP" in text or "CP" in text:
@@ -229,6 +245,7 @@ def _parallelism(f: dict[str, str]) -> dict[str, object]:
         fields["strategy"] = "none"
     else:
         raise Inexpressible(f"parallelism {text!r} is not stated fully")
+    fields["unsharded_init"] = "before sharding" in text
     if "SP/TP" in text:
         fields["tp"] = _degree("SP/TP", text)
     if "Interleaved" in text:
@@ -238,11 +255,15 @@ def _parallelism(f: dict[str, str]) -> dict[str, object]:
     return fields
 
 
-def _method(f: dict[str, str], model: str) -> dict[str, object]:
+def _method(f: dict[str, str]) -> dict[str, object]:
     text = f["method"]
     if text.startswith("full"):
         return {"method": "full"}
-    fields: dict[str, object] = {"method": "lora", "lora_rank": _first_int(f["lora_rank"])}
+    fields: dict[str, object] = {
+        "method": "lora",
+        "lora_rank": _first_int(f["lora_rank"]),
+        "dora": "DoRA" in text,
+    }
     if text.startswith("QLoRA"):
         fields["method"] = "qlora"
         # torchao's NF4 and bitsandbytes without "-dq" differ: torchao quantises the scales as well.
@@ -251,25 +272,29 @@ def _method(f: dict[str, str], model: str) -> dict[str, object]:
             fields["quant"] = "gptq4"
         fields["quant_storage"] = "bf16"
         fields["quantize_experts"] = "experts quantised" in text
-    fields["lora_targets"] = _targets(f["lora_targets"], model)
+    fields["lora_targets"] = _targets(f["lora_targets"], f["model"])
     return fields
 
 
 def _targets(text: str, model: str) -> tuple[str, ...]:
     """Module names as the model spells them. A fused projection stands for every part of it that is named."""
-    names = {x.name for group in load_preset(model).groups for x in group.layer.linears}
+    named = _model(model)
+    shape = load_preset(str(named["model"])) if "model" in named else load_config_file(str(named["config"]))
+    names = {x.name for group in shape.groups for x in group.layer.linears}
     if "all" in text:
         return ("all-linear",)
     wanted: list[str] = []
     for word, parts in {
-        "q": ("q_proj", "qkv_proj", "query_key_value", "Wqkv"),
-        "k": ("k_proj", "qkv_proj", "query_key_value", "Wqkv"),
-        "v": ("v_proj", "qkv_proj", "query_key_value", "Wqkv"),
+        "q": ("q_proj", "qkv_proj", "query_key_value", "Wqkv", "c_attn"),
+        "k": ("k_proj", "qkv_proj", "query_key_value", "Wqkv", "c_attn"),
+        "v": ("v_proj", "qkv_proj", "query_key_value", "Wqkv", "c_attn"),
+        "qkv": ("qkv_proj",),
         "output_proj": ("o_proj",),
         "MLP": ("gate_proj", "up_proj", "down_proj"),
         "up": ("up_proj",),
         "down": ("down_proj",),
         "gate": ("gate_proj",),
+        "gate_up": ("gate_up_proj",),
     }.items():
         if re.search(rf"(^|[^a-z_]){word}($|[^a-z_])", text):
             wanted += [part for part in parts if part in names]
@@ -283,6 +308,16 @@ def _targets(text: str, model: str) -> tuple[str, ...]:
 def _precision(f: dict[str, str]) -> dict[str, object]:
     text = f["precision"].lower()
     fields: dict[str, object] = {}
+    if "float8" in text and "bf16 (pure)" in text:
+        raise Inexpressible(
+            "8-bit products over weights and optimizer states in bf16: --precision fp8 means fp32"
+        )
+    if "fp32 adapters" in text:
+        fields["adapter_dtype"] = "fp32"
+    if "fp32 of all not quantised" in text:
+        fields["kbit_upcast"] = "all"
+    if "grad_reduce_in_fp32 = False" in f["optimizer"]:
+        fields["reduce_dtype"] = "bf16"
     if "nvfp4" in text:
         fields["precision"] = "nvfp4"
     elif "mxfp8" in text:
@@ -337,6 +372,8 @@ def _batch(f: dict[str, str], fields: dict[str, object]) -> dict[str, object]:
     elif re.fullmatch(r"\d+", accum_text.strip()):
         accum = int(accum_text)
     batch: dict[str, object] = {"micro_batch": micro, "seq_len": seq_len, "grad_accum": accum}
+    if found := re.search(r"longest of a micro-batch; mean (\d+)", f["seq_len"]):
+        batch |= {"batching": "longest", "mean_len": int(found.group(1))}
     if micro_batches:
         batch["micro_batches"] = micro_batches
     elif int(fields["pp"]) > 1:  # type: ignore[call-overload]
@@ -360,6 +397,8 @@ def _checkpointing(text: str) -> str:
         return "none"
     if "selective" in lowered or "sac" in lowered:
         # Recomputing the attention core alone keeps everything else: flash attention does that anyway.
+        if "every 2nd layer" in lowered:
+            raise Inexpressible("checkpointing of every second layer")
         return "none" if "core_attn" in lowered else "selective"
     return "full"
 
