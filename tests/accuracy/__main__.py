@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tests.accuracy.report import compare, render, render_afterwards
-from tests.accuracy.rows import AFTERWARDS, read
+from tests.accuracy.misses import FIRST_SIGHT_OF_THIRD, WHY_AFTERWARDS, WHY_THIRD
+from tests.accuracy.report import compare, render, render_apart
+from tests.accuracy.rows import AFTERWARDS, THIRD, read
 
 
 def main() -> int:
@@ -15,7 +16,9 @@ def main() -> int:
     args = parser.parse_args()
     rows = read()
     sys.stdout.write(render(rows, compare(rows), each_row=args.rows))
-    sys.stdout.write(render_afterwards(compare(read(AFTERWARDS))))
+    sys.stdout.write(render_apart("looked up afterwards", compare(read(AFTERWARDS)), WHY_AFTERWARDS))
+    third = compare(read(THIRD))
+    sys.stdout.write(render_apart("a third look-up", third, WHY_THIRD, FIRST_SIGHT_OF_THIRD))
     return 0
 
 

@@ -4,13 +4,13 @@ half."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ftdash.engine.plan import PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.result import Prediction
-from tests.accuracy.misses import WHY, WHY_AFTERWARDS
+from tests.accuracy.misses import WHY
 from tests.accuracy.rows import Inexpressible, Row, is_fitted, plan_of
 
 GIB = 2**30
@@ -106,10 +106,20 @@ def misses(found: Iterable[Comparison]) -> list[Comparison]:
     return sorted(off, key=lambda c: c.memory_error or 0.0)
 
 
-def render_afterwards(found: list[Comparison]) -> str:
-    """Runs that nobody had looked at while the planner was built, as a part of the report of their own."""
+def render_apart(title: str, found: list[Comparison], why: Mapping[str, str], first_sight: str = "") -> str:
+    """Runs that nobody had looked at while the planner was built, as a part of the report of their own.
+    `first_sight` is what the planner said of them before any of them had taught it something."""
     trusted = [c for c in found if c.row.trusted]
-    text = [f"\nlooked up afterwards: {len(found)} runs, {len(trusted)} of high or medium confidence\n"]
+    inexpressible = [c for c in trusted if c.prediction is None]
+    alarms = [c.row.id for c in trusted if c.false_alarm]
+    text = [
+        f"\n{title}: {len(found)} runs, {len(trusted)} of high or medium confidence; "
+        f"not expressible {len(inexpressible)}; false alarms {len(alarms)} {' '.join(alarms)}".rstrip()
+        + "\n"
+    ]
+    text += [f"  {c.row.id}: {c.reason}\n" for c in inexpressible]
+    if first_sight:
+        text.append(f"  at first sight: {first_sight}\n")
     text.append(_line("peak memory", errors_of(trusted, lambda c: c.memory_error), speed=False))
     text.append(_line("tokens/s", errors_of(trusted, lambda c: c.speed_error), speed=True))
     for source in sorted({c.row.source for c in trusted}):
@@ -117,7 +127,7 @@ def render_afterwards(found: list[Comparison]) -> str:
         text.append(_line(f"  {source[-52:]}", errors_of(part, lambda c: c.memory_error), speed=False))
     text += [
         f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
-        f" ({c.memory_error:+.0%}): {WHY_AFTERWARDS.get(c.row.id, 'not understood')}\n"
+        f" ({c.memory_error:+.0%}): {why.get(c.row.id, 'not understood')}\n"
         for c in misses(trusted)
     ]
     return "".join(text)

@@ -425,7 +425,7 @@ def _loss(text: str) -> str:
         return "chunked"
     if "fused" in lowered or "cut c" in lowered:
         return "fused"
-    return "full"
+    return "native" if re.search("of (bf16|the) logits", lowered) else "full"
 
 
 def _optimizer(text: str) -> dict[str, object]:
