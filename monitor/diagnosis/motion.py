@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ftdash.monitor.diagnosis import frames, knowledge, source
@@ -127,9 +129,22 @@ def _child_moves(before: ProcessEvidence, after: ProcessEvidence, interval_s: fl
     return woke and reading.own is not None and not only_waits(reading, reading)
 
 
-def _is_a_sleep(child: ProcessEvidence) -> bool:
-    """Whether a program only lets time pass: a shell that waits for something starts one after another."""
-    return bool(child.command) and child.command[0].rsplit("/", 1)[-1] == "sleep"
+_SHELL = re.compile(r"(?:^|/)(?:ba|da|z|k)?sh$")
+_WAITS_IN_SHELL = re.compile(r"\b(?:while|until)\b.*\bsleep\b", re.S)
+
+
+def _without_waiting_shells(children: Sequence[ProcessEvidence]) -> Sequence[ProcessEvidence]:
+    """The children, without a shell that asks again and again, and what it starts to ask and to sleep."""
+    shells = [child for child in children if child.command and _SHELL.search(child.command[0])]
+    waiting = [child for child in shells if _WAITS_IN_SHELL.search(" ".join(child.command))]
+    if not waiting:
+        return children
+    below = {child.pid for child in waiting}
+    return [
+        child
+        for child in children
+        if child.pid not in below and child.ppid not in below and child.failure is not DumpFailure.GONE
+    ]
 
 
 def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
@@ -154,9 +169,8 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
     children = {child.pid: child for child in before.children}
     moving = [
         child
-        for child in after.children
-        if not _is_a_sleep(child)
-        and (child.pid not in children or _child_moves(children[child.pid], child, interval_s))
+        for child in _without_waiting_shells(after.children)
+        if child.pid not in children or _child_moves(children[child.pid], child, interval_s)
     ]
     move = any(child.failure is not DumpFailure.NOT_PYTHON for child in moving)
     commands = any(child.failure is DumpFailure.NOT_PYTHON for child in moving)

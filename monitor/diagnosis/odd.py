@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames, guards, source
 from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
-from ftdash.monitor.diagnosis.frames import Origin, Reading, Wait
+from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
+from ftdash.monitor.diagnosis.ties import (
+    break_tie,
+    odd_ones,
+    own_stack,
+    singled_out,
+    where_they_part,
+)
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
 
@@ -31,138 +37,6 @@ def key_not_set(waiting: Sequence[View], outside: Sequence[View], two: bool) -> 
         f"rank {ranks_of(waiting)} is in {where}, the others wait for a key that somebody ought to set",
         (describe(waiting[0]), describe(outside[0])),
     )
-
-
-def _odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[list[View], bool]:
-    """Views whose key differs from the most frequent one; with a tie: all of them, and True."""
-    counts = Counter(key(view) for view in views).most_common()
-    if len(counts) < 2:
-        return [], False
-    if counts[0][1] == counts[1][1]:
-        return list(views), True
-    return [view for view in views if key(view) != counts[0][0]], False
-
-
-# What tells that only some ranks are sent to a line, the stronger sign first.
-_HINTS = (source.in_except_block, guards.rank_condition)
-
-
-def _break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
-    """With no majority: the side that only some ranks are sent to, else the one that is behind."""
-    sides: dict[Hashable, list[View]] = {}
-    for view in views:
-        sides.setdefault(key(view), []).append(view)
-    groups = list(sides.values())
-    for hint in _HINTS:
-        marked = [
-            group
-            for group in groups
-            if all(any(map(hint, _apart(view, _other(view, groups)))) for view in group)
-        ]
-        if len(marked) == 1:
-            return marked[0]
-    if len(groups) != 2:
-        return list(views)
-    parted = _where_they_part(groups[0][0].reading, groups[1][0].reading)
-    if parted is None and (past := _past_the_loop(groups)):
-        return past
-    if parted is None:
-        behind, ahead = groups
-    else:
-        behind, ahead = groups if parted[0].line < parted[1].line else groups[::-1]
-        parted = parted if behind is groups[0] else parted[::-1]
-        inside = _own_stack(behind[0].reading)
-        inside = inside[inside.index(parted[0]) + 1 :]
-        if (
-            source.may_be_left(parted[0], parted[1].line)
-            or any(map(source.may_be_skipped, inside))
-            or source.only_first_depends(parted[1], parted[0])
-        ):
-            return ahead
-    phases = [_phase_number(group[0]) for group in groups]
-    if phases[0] != phases[1]:
-        return groups[0] if phases[0] < phases[1] else groups[1]
-    if parted is None:
-        return list(views)
-    return ahead if source.in_a_loop_before(parted[0], parted[1].line) else behind
-
-
-def _singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
-    """Of ranks that differ in several ways, those whose line only some are sent to; all where none is.
-
-    One that stands with the majority and came there by such a line of its own, before the odd ones', has
-    skipped what they wait in: it is named instead.
-    """
-    rest = [view for view in views if view not in odd]
-    if sent := _sent_there(odd, rest[0]):
-        return sent if len({key(view) for view in odd}) > 1 else odd
-    ways = Counter(tuple(_own_stack(view.reading)) for view in rest).most_common(2)
-    if len(ways) < 2 or ways[0][1] == ways[1][1]:
-        return odd
-    usual = next(view for view in rest if tuple(_own_stack(view.reading)) == ways[0][0])
-    before = [view for view in rest if all(_stands_before(view, other) for other in odd)]
-    return _sent_there(before, usual) or odd
-
-
-def _sent_there(views: Sequence[View], usual: View) -> list[View]:
-    """The ranks that an except block, else a rank condition, has sent another way than the usual one."""
-    for hint in _HINTS:
-        if sent := [view for view in views if any(map(hint, _apart(view, usual)))]:
-            return sent
-    return []
-
-
-def _stands_before(view: View, other: View) -> bool:
-    """Whether a rank is at an earlier line than another one where the two part."""
-    parted = _where_they_part(view.reading, other.reading)
-    return parted is not None and parted[0].line < parted[1].line
-
-
-def _own_stack(reading: Reading) -> list[Frame]:
-    """The user's own lines, outermost first."""
-    return [*reversed(reading.callers), *([reading.own] if reading.own else [])]
-
-
-def _where_they_part(one: Reading, two: Reading) -> tuple[Frame, Frame] | None:
-    """The outermost function of the user's in which two ranks stand at different lines; each one's line."""
-    for first, second in zip(_own_stack(one), _own_stack(two), strict=False):
-        if (first.name, first.file) != (second.name, second.file):
-            return None
-        if first.line != second.line:
-            return first, second
-    return None
-
-
-def _past_the_loop(groups: Sequence[list[View]]) -> list[View]:
-    """Of two sides in functions that one line calls, the one in no loop: it had fewer turns."""
-    stacks = [_own_stack(group[0].reading) for group in groups]
-    below = [
-        next((stack[n] for n, f in enumerate(stack) if f not in other), None)
-        for stack, other in zip(stacks, reversed(stacks), strict=True)
-    ]
-    shared = bool(set(stacks[0]) & set(stacks[1]))
-    if not shared or any(frame is None for frame in below):
-        return []
-    free = [
-        group for group, frame in zip(groups, below, strict=True) if frame and not source.in_a_loop(frame)
-    ]
-    return free[0] if len(free) == 1 else []
-
-
-def _other(view: View, groups: Sequence[list[View]]) -> View:
-    """A rank of another side."""
-    return next(group[0] for group in groups if view not in group)
-
-
-def _apart(view: View, other: View) -> list[Frame]:
-    """The user's lines of a rank from where it parts with another one; its innermost if they share none."""
-    stack = _own_stack(view.reading)
-    parted = _where_they_part(view.reading, other.reading)
-    return stack[stack.index(parted[0]) :] if parted else stack[-1:]
-
-
-def _phase_number(view: View) -> int:
-    return PHASE_ORDER[view.reading.phase]
 
 
 def _coarse_phase(view: View) -> str:
@@ -191,10 +65,10 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
     ):
         if verdict := rule(views, two):
             return verdict
-    phase_odd, tied = _odd_ones(views, _coarse_phase)
+    phase_odd, tied = odd_ones(views, _coarse_phase)
     if phase_odd and any(_coarse_phase(view) for view in views):
         if tied:
-            phase_odd = _break_tie(views, _coarse_phase)
+            phase_odd = break_tie(views, _coarse_phase)
         elif len({_coarse_phase(view) for view in phase_odd}) > 1:
             first = min(_coarse_number(view) for view in phase_odd)
             phase_odd = [view for view in phase_odd if _coarse_number(view) == first]
@@ -206,9 +80,9 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         (_own_place, Kind.ORDER_MISMATCH, "makes the same call from another place in the program"),
         (_library_place, Kind.ORDER_MISMATCH, "is at another place of the model or library"),
     ):
-        odd, tied = _odd_ones(views, key)
+        odd, tied = odd_ones(views, key)
         if odd:
-            odd = _break_tie(views, key) if tied else _singled_out(odd, views, key)
+            odd = break_tie(views, key) if tied else singled_out(odd, views, key)
             return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
     if len({_inner_lines(view) for view in views}) > 1:
         return Verdict(
@@ -296,7 +170,7 @@ def _other_root(views: Sequence[View], two: bool) -> Verdict | None:
     }
     if len({view.op for view in views}) > 1 or len(roots) < len(views):
         return None
-    odd, tied = _odd_ones(views, lambda view: roots[view.rank])
+    odd, tied = odd_ones(views, lambda view: roots[view.rank])
     if not odd or tied or len({_own_place(view) for view in views}) > 1:
         return None
     usual = next(root for rank, root in roots.items() if rank not in {view.rank for view in odd})
@@ -380,7 +254,7 @@ def _mismatch(
     named = []
     for view in odd:
         culprit = view.culprit(f"{text}: {view.op or view.wait}, the others {rest[0].op or rest[0].wait}")
-        parted = _where_they_part(view.reading, rest[0].reading)
+        parted = where_they_part(view.reading, rest[0].reading)
         if parted and _own_place(view) == _own_place(rest[0]):
             culprit = replace(culprit, frame=f"{culprit.frame}; called by {parted[0]}")
         named.append(culprit)
@@ -428,8 +302,8 @@ def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
 
 def _came_from_nowhere(view: View, phase: Phase, views: Sequence[View]) -> bool:
     """Whether no line of the user's calls the function that names the phase: a signal handler's name, say."""
-    stack = _own_stack(view.reading)
-    shared = set.intersection(*({(f.name, f.file) for f in _own_stack(other.reading)} for other in views))
+    stack = own_stack(view.reading)
+    shared = set.intersection(*({(f.name, f.file) for f in own_stack(other.reading)} for other in views))
     named = [
         number
         for number, frame in enumerate(stack)
