@@ -81,6 +81,7 @@ class Loss(StrEnum):
     COMPILED = "compiled"
     CHUNKED = "chunked"
     FUSED = "fused"
+    NATIVE = "native"  # on the logits in their own dtype, as loops of one's own compute it in pure bf16
     UPCAST = "upcast"  # the model returns fp32 logits, alive through backward
 
 

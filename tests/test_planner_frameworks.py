@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.plan import Plan
+from ftdash.engine.plan import Plan, PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.activations import block_activations, saved_without_checkpointing
 from ftdash.engine.planner.numerics import master_weights
@@ -130,6 +130,23 @@ def test_logits_in_fp32_that_the_caller_holds_stay_through_backward() -> None:
     entries = 8 * 2048 * 32_000
     full, upcast = (logits(PhaseName.BACKWARD_START, loss=loss, **fields) for loss in ("full", "upcast"))
     assert (full, upcast) == (12 * entries, 16 * entries)
+
+
+def test_a_loss_in_the_logits_own_dtype_makes_no_fp32_copy() -> None:
+    fields = {"model": "llama-3-8b", "gpus": 8, "seq_len": 8192, "precision": "bf16", "loss": "native"}
+    assert logits(PhaseName.BACKWARD_START, **fields) == 8 * 8192 * 128_256
+    assert logits(PhaseName.BACKWARD_START, **(fields | {"precision": "fp32"})) == 16 * 8192 * 128_256
+    with pytest.raises(PlanError, match=r"--loss native .* autocast"):
+        plan(**(fields | {"precision": "bf16-mixed", "strategy": "ddp"}))
+
+
+def test_a_k_bit_base_that_every_rank_loads_is_whole_on_the_gpu_before_it_is_sharded() -> None:
+    fields = {"model": "llama-2-70b", "gpus": 4, "strategy": "fsdp", "method": "qlora"}
+    shards, whole = (
+        next(p for p in memory(unsharded_init=init, **fields).phases if p.name is PhaseName.LOAD).total
+        for init in (False, True)
+    )
+    assert whole == pytest.approx(4 * shards, rel=0.05)
 
 
 def test_a_compiled_loss_keeps_the_logits_and_their_gradient_alone() -> None:

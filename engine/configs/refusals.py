@@ -127,7 +127,7 @@ def _script_refusal(plan: Plan) -> str | None:
     planned_only = {
         "--dora": plan.dora,
         "--optimizer adamw-bf16": plan.optimizer is Optimizer.ADAMW_BF16,
-        "--loss upcast": plan.loss is Loss.UPCAST,
+        f"--loss {plan.loss}": plan.loss in (Loss.NATIVE, Loss.UPCAST),
         "--untied-head": plan.untied_head,
         "--wrap-embeddings": plan.wrap_embeddings,
         "--reentrant": plan.reentrant,

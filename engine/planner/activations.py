@@ -336,17 +336,22 @@ CHUNKS = 8  # torchtitan's and torchtune's chunked losses
 def logits_bytes(s: Setting) -> LogitsBytes:
     """Full: logits, their fp32 copy and the log-softmax forward; log-softmax and two fp32 gradients backward.
 
-    Upcast: the model returns fp32 logits, which its caller holds until backward is over (transformers before
-    4.45, torchtitan before its #391): no cast is left to the loss, and nothing is freed before it. Under
-    tensor parallelism the loss is computed on shards by DTensor's loss-parallel handlers, which
-    build shifted logits, the one-hot gradient, the exponentials and their sum one after the other
-    (torch/distributed/tensor/parallel/loss.py). Compiled, one fp32 pass is fused away. Chunked, an
-    eager loss keeps every chunk's log-softmax, a compiled one only the chunk it works on. Fused:
-    nothing of size V lives outside the kernel; but Megatron's fused cross-entropy fuses its passes alone and
-    keeps the logits, as a compiled loss does (megatron/core/fusions/fused_cross_entropy.py).
+    Native: nothing is turned into fp32; the logits, which the loop holds, their shifted copy and the
+    log-softmax forward; the logits, log-softmax and two gradients backward. Upcast: the model returns fp32
+    logits, which its caller holds until backward is over (transformers before 4.45, torchtitan before its
+    #391): no cast is left to the loss, and nothing is freed before it. Under tensor parallelism the loss is
+    computed on shards by DTensor's loss-parallel handlers, which build shifted logits, the one-hot gradient,
+    the exponentials and their sum one after the other (torch/distributed/tensor/parallel/loss.py). Compiled,
+    one fp32 pass is fused away. Chunked, an eager loss keeps every chunk's log-softmax, a compiled one only
+    the chunk it works on. Fused: nothing of size V lives outside the kernel; but Megatron's fused
+    cross-entropy fuses its passes alone and keeps the logits, as a compiled loss does
+    (megatron/core/fusions/fused_cross_entropy.py).
     """
     c = s.dtypes.compute
     match s.plan.loss:
+        case Loss.NATIVE:
+            entry = 4 if s.dtypes.upcast_frozen == 4 and s.dtypes.quant is not None else c
+            return LogitsBytes(3 * entry, 4 * entry, 4 * entry)
         case Loss.UPCAST if s.mesh.tp > 1:
             return LogitsBytes(c + 12, 20, c + 20)
         case Loss.UPCAST:

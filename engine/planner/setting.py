@@ -19,6 +19,7 @@ from ftdash.engine.plan import (
     Batching,
     Checkpointing,
     ExpertLora,
+    Loss,
     Method,
     Offload,
     PipelineSchedule,
@@ -193,6 +194,11 @@ def _check_choices(plan: Plan, mesh: Mesh) -> None:
         raise PlanError(
             f"--save-every-product with --checkpointing {plan.checkpointing}: it says what selective "
             f"checkpointing keeps; use --checkpointing selective"
+        )
+    if plan.loss is Loss.NATIVE and numerics(plan).autocast:
+        raise PlanError(
+            f"--loss native with --precision {plan.precision} and --strategy {strategy}: autocast computes "
+            f"cross entropy in fp32; use --loss full, or --precision bf16"
         )
     if plan.optimizer_in_backward and plan.grad_accum > 1:
         raise PlanError(

@@ -251,13 +251,18 @@ def _replicated(s: Setting, stage: Stage) -> Buffers:
 def load_bytes(s: Setting, stage: Stage, at_rest: float) -> float:
     """Weights on the GPU while loading.
 
-    DeepSpeed without zero.Init holds the whole model there before anything is sharded; quantising holds one
-    matrix in 16 bits beside what is packed. FSDP1 flattens a unit on the GPU, whole and copied once, before
-    it keeps its share, the root unit last (torch/distributed/fsdp/_flat_param.py, `flatten_tensors`).
+    DeepSpeed without zero.Init holds the whole model there before anything is sharded, and so does FSDP with
+    a k-bit base that every rank loads, as packing happens on the GPU (bitsandbytes, `Params4bit.cuda`);
+    quantising holds one matrix in 16 bits beside what is packed. FSDP1 flattens a unit on the GPU, whole and
+    copied once, before it keeps its share, the root unit last (torch/distributed/fsdp/_flat_param.py,
+    `flatten_tensors`).
     """
     if s.plan.unsharded_init and s.plan.strategy in ZERO_FAMILY:
         whole = stage.whole.frozen_params + stage.whole.trainable
         return max(at_rest, s.dtypes.compute * whole)
+    if s.plan.unsharded_init and s.dtypes.quant is not None:
+        held = stage.whole.frozen_dense + stage.whole.frozen_experts + s.dtypes.param * stage.whole.trainable
+        return max(at_rest, held + _largest_dequantised(s, stage))
     flattened = 0.0
     if s.plan.strategy is Strategy.FSDP1:
         root = stage.root.frozen_dense + s.dtypes.param * stage.root.trainable
