@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ftdash.engine.links import LinkRate, rates_of
-from ftdash.engine.plan import Checkpointing, Method, Offload, PipelineSchedule, Precision
+from ftdash.engine.plan import Checkpointing, Method, Offload, Optimizer, PipelineSchedule, Precision
 from ftdash.engine.planner.activations import block, logits_bytes
 from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
 from ftdash.engine.planner.result import Collective, StepTime, Traffic
@@ -225,6 +225,11 @@ def _bound_by(compute: float, optimizer: float, by_kind: dict[str, float]) -> st
 CPU_ADAM_PARAMS_PER_S = 3e9
 
 
+# Reads and writes of one number by foreach Adam: decay 2, first moment 3, second 2 and 3, root 2, division 2,
+# epsilon 2, update 4, each a kernel of its own (torch/optim/adamw.py, `_multi_tensor_adamw`).
+FOREACH_PASSES = 20
+
+
 def optimizer_seconds(s: Setting) -> float:
     """The optimizer step: bound by memory bandwidth on the GPU, by the host's with offload, and by PCIe for
     paged state that does not fit beside the weights."""
@@ -235,6 +240,8 @@ def optimizer_seconds(s: Setting) -> float:
     if s.plan.offload is not Offload.NONE:
         return share * s.mesh.ranks_per_node / CPU_ADAM_PARAMS_PER_S
     touched = 2 * (d.param + d.master + d.state) + d.grad
+    if s.plan.optimizer is Optimizer.ADAMW_FOREACH:
+        touched = FOREACH_PASSES * (4 if d.param == 4 or d.master else 2)
     seconds = share * touched / s.gpu.memory_bytes_per_s
     if d.paged_state:
         seconds += 2 * share * d.state / (s.gpu.pcie_bytes_per_s * LINK_EFFICIENCY["pcie"])
