@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.app import App, ComposeResult, SystemCommand
 from textual.binding import Binding
-from textual.containers import Horizontal
-from textual.filter import LineFilter
+from textual.filter import ANSIToTruecolor, LineFilter
 from textual.screen import Screen
 
 from ftdash.tui import format as fmt
@@ -24,6 +23,7 @@ from ftdash.tui.messages import PlanHandedOver, RunChosen, RunUpdated
 from ftdash.tui.panes.base import Pane
 from ftdash.tui.plain_terminal import AsciiFilter
 from ftdash.tui.widgets.bars import HintBar, TabBar
+from ftdash.tui.widgets.lines import Box, KeptLines
 
 if TYPE_CHECKING:
     from ftdash.monitor.rundir import RunDir
@@ -60,6 +60,10 @@ def make_pane(name: str) -> Pane:
             return DiagnosePane()
 
 
+class Stage(KeptLines, Screen[None]):
+    """The screen below all panes."""
+
+
 class Cockpit(App[None]):
     """ftdash on the screen."""
 
@@ -93,8 +97,12 @@ class Cockpit(App[None]):
         self.register_theme(theme.textual_theme())
         self.theme = "ftdash"
 
+    def get_default_screen(self) -> Screen:
+        return Stage(id="_default")
+
     def get_line_filters(self) -> Sequence[LineFilter]:
-        filters = super().get_line_filters()
+        """All colours are true ones: nothing is to be turned into such, line by line."""
+        filters = [one for one in super().get_line_filters() if not isinstance(one, ANSIToTruecolor)]
         return [*filters, self._ascii] if theme.GLYPHS.ascii else filters
 
     def refresh_css(self, animate: bool = True) -> None:
@@ -106,7 +114,7 @@ class Cockpit(App[None]):
 
     def compose(self) -> ComposeResult:
         yield TabBar()
-        yield Horizontal(id="body")
+        yield Box(id="body")
         yield HintBar()
 
     async def on_mount(self) -> None:

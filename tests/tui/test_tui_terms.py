@@ -101,7 +101,7 @@ async def test_the_memory_of_the_other_run_is_laid_over(tmp_path: Path) -> None:
         chart = pane.query_one("#memory", BrailleChart)
         assert set(chart.values) == {60_000_000_000}
         assert set(chart.other) == {50_000_000_000}
-        assert "50.0" in chart.caption
+        assert "50.0" in str(chart.border_title)
 
 
 async def test_the_map_says_how_even_routing_was_over_the_run(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from textual.containers import Container
+from ftdash.tui.widgets.lines import Box
 
 if TYPE_CHECKING:
     from textual.widget import Widget
@@ -17,7 +17,7 @@ SLIM = 70  # columns below which it does not put two inputs beside each other
 SHORT = 32  # rows below which a pane leaves its less important parts out
 
 
-class Pane(Container):
+class Pane(Box):
     """A pane gets the run's state only while it is on the screen."""
 
     TITLE: ClassVar[str] = ""

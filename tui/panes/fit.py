@@ -105,7 +105,7 @@ class FitScreen(Overlay[Plan | None]):
         else:
             box.border_title = f"{theme.GLYPHS.no} none of {event.tried:,} fits these GPUs"
         table = self.query_one(CandidateTable)
-        table.empty = "fewer tokens, more GPUs, qlora or offload may fit" if event.tried else ""
+        table.say_empty("fewer tokens, more GPUs, qlora or offload may fit" if event.tried else "")
         table.set_items(event.candidates)
 
     @on(Grid.Selected)

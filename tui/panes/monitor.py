@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Container
 from textual.message import Message
 from textual.widget import Widget
 
@@ -22,6 +21,7 @@ from ftdash.tui.widgets.chart import BrailleChart
 from ftdash.tui.widgets.gpu_strip import GpuStrip
 from ftdash.tui.widgets.grid import Grid
 from ftdash.tui.widgets.heatmap import ExpertHeatmap
+from ftdash.tui.widgets.lines import Box
 from ftdash.tui.widgets.node_grid import NodeGrid
 from ftdash.tui.widgets.overview import Overview, mfu_seconds, on_gpu, promise
 from ftdash.tui.widgets.rank_table import RankTable, Standing
@@ -75,14 +75,14 @@ class MonitorPane(Pane):
 
     def compose(self) -> ComposeResult:
         yield Overview()
-        with Container(id="monitor-parts"):
-            with Container(id="monitor-main"):
+        with Box(id="monitor-parts"):
+            with Box(id="monitor-main"):
                 yield NodeGrid(id="nodes")
                 yield RankTable(id="ranks")
                 yield GpuStrip(id="gpus")
                 yield ExpertHeatmap(id="experts")
                 yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss-wide")
-            with Container(id="monitor-side"):
+            with Box(id="monitor-side"):
                 yield BrailleChart("Tokens/s", fmt.rate, id="speed")
                 yield BrailleChart("Loss", fmt.loss, style=theme.OK, id="loss")
                 yield BrailleChart("Memory GB", fmt.gb, style=theme.VIOLET, id="memory")

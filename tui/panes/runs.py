@@ -118,7 +118,7 @@ class RunsScreen(Overlay[None]):
         box = self.query_one("#runs-box")
         box.border_title = Content(fmt.clean(event.trouble) or f"Runs {len(event.rows)}")
         table = self.query_one(RunTable)
-        table.empty = "" if event.trouble else "no runs yet: 2 Launch starts one, and so does ftdash demo"
+        table.say_empty("" if event.trouble else "no runs yet: 2 Launch starts one, and so does ftdash demo")
         table.set_items(event.rows)
         table.invalidate()
 

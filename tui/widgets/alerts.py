@@ -70,8 +70,7 @@ class AlertList(Grid):
         title = f"Alerts {len(open_alerts)}" if open_alerts else f"Alerts {theme.GLYPHS.fits} none"
         if hidden := len(holding) - len(open_alerts):
             title += f" · {hidden} acknowledged"
-        if title != self.border_title:
-            self.border_title = title
+        self.retitle(title)
         self.alerts = tuple(open_alerts)
         self._wrap()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from rich.style import Style
+from textual.timer import Timer
 
 from ftdash.tui import theme
 from ftdash.tui.format import fit
@@ -14,6 +16,9 @@ from ftdash.tui.widgets.lines import Line, LineWidget
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 LABEL_WIDTH = 8  # at most
+FEW = 8  # points by which a curve grows between two looks; more is a leap of a replay
+GROWN_EVERY_S = 1.8  # a curve that only grew is drawn again this often: every line of it changes then
+LATEST_S = 3.0  # and so much later where nobody shows it anything newer meanwhile
 
 
 def resample(values: Sequence[float | None], columns: int) -> list[float | None]:
@@ -141,7 +146,8 @@ class BrailleChart(LineWidget):
         self.values: deque[float | None] = deque(maxlen=limit)
         self.other: deque[float | None] = deque(maxlen=limit)
         self.plan: float | None = None
-        self.caption = ""
+        self._drawn_at = 0.0  # monotonic
+        self._growing: Timer | None = None  # until the curve that grew is drawn
         self.border_title = title
 
     def show(
@@ -152,17 +158,35 @@ class BrailleChart(LineWidget):
         plan: float | None = None,
         caption: str = "",
     ) -> None:
-        """Replace what is shown; `caption` stands beside the title."""
-        self.values.clear()
-        self.values.extend(values)
-        self.other.clear()
-        self.other.extend(other)
+        """Replace what is shown; `caption` stands beside the title.
+
+        The caption is always of now, a curve that only grew may follow a moment later.
+        """
+        before = (self.values, self.other, self.plan)
+        self.values = deque(values, self.values.maxlen)
+        self.other = deque(other, self.other.maxlen)
         self.plan = plan
         title = f"{self.title}  {caption}" if caption else self.title
-        if title != self.caption:
-            self.caption = title
-            self.border_title = title
-        self.redraw()
+        self.retitle(title)
+        waited_s = time.monotonic() - self._drawn_at
+        if waited_s >= GROWN_EVERY_S or not self.display or not self._only_grew(*before):
+            self.redraw()
+        elif self._growing is None and (self.values, self.other) != before[:2]:
+            self._growing = self.set_timer(LATEST_S - waited_s, self.redraw)
+
+    def redraw(self) -> None:
+        if self._growing is not None:
+            self._growing.stop()
+            self._growing = None
+        self._drawn_at = time.monotonic()
+        super().redraw()
+
+    def _only_grew(
+        self, values: Sequence[float | None], other: Sequence[float | None], plan: float | None
+    ) -> bool:
+        """Whether what is shown goes on from what was shown."""
+        more = len(self.values) - len(values)
+        return plan == self.plan and bool(other) == bool(self.other) and bool(values) and 0 <= more <= FEW
 
     def _label_width(self) -> int:
         limits = bounds((self.values, self.other), self.plan)

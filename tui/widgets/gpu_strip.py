@@ -36,8 +36,7 @@ class GpuStrip(LineWidget):
         ill = sum(1 for gpu in gpus if gpu.state != "ok")
         names = sorted({fmt.clean(gpu.name) for gpu in gpus if gpu.name})
         title = f"GPUs {len(gpus)}  {', '.join(names)}" + (f"  {theme.GLYPHS.no} {ill} ill" if ill else "")
-        if title != self.border_title:
-            self.border_title = title
+        self.retitle(title)
         self.redraw()
 
     def draw(self, width: int, height: int) -> list[Line]:

@@ -17,7 +17,7 @@ from textual.strip import Strip
 
 from ftdash.tui import theme
 from ftdash.tui.format import fit
-from ftdash.tui.widgets.lines import Line, PlainTitles, to_strip
+from ftdash.tui.widgets.lines import FramedLines, Line, to_strip
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def fit_columns(columns: Sequence[Column], width: int) -> list[Column]:
     return [Column(c.key, c.title, c.width + spare, c.right, c.drop, c.grow) if c.grow else c for c in chosen]
 
 
-class Grid(PlainTitles, ScrollView, can_focus=True):
+class Grid(FramedLines, ScrollView, can_focus=True):
     """Rows of cells under a fixed header. Subclasses say the columns and the cells of an item."""
 
     DEFAULT_CSS = "Grid { overflow-x: hidden; scrollbar-size-vertical: 1; }"
@@ -120,7 +120,7 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
         """Show these rows; the cursor stays on its row, and only visible lines that differ are painted."""
         current = self.selected
         columns_before = self._fitted[1]
-        if not (self.items and items):
+        if bool(self.items) != bool(items):
             self.refresh()  # the header comes or goes
         self.items = list(items)
         self._ready.clear()
@@ -145,6 +145,12 @@ class Grid(PlainTitles, ScrollView, can_focus=True):
             after = self._line(index) if index < len(self.items) else ()
             if before != after:
                 self._repaint(index)
+
+    def say_empty(self, words: str) -> None:
+        """Say this in the place of the header while there is no row."""
+        if words != self.empty:
+            self.empty = words
+            self.refresh()
 
     def _take_size(self, size: Size) -> None:
         """As many rows as `size` is high: a new layout of the screen only where a scrollbar comes or goes."""

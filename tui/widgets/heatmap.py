@@ -175,8 +175,7 @@ class ExpertHeatmap(LineWidget, can_focus=True):
             if self.aux_loss is not None:
                 words.append(f"aux {fmt.loss(self.aux_loss)}")
             title = "  ".join(words)
-        if title != self.border_title:
-            self.border_title = title
+        self.retitle(title)
         subtitle = (self._cell_words() if self.has_focus else self._routing_words()) if self.loads else ""
         if subtitle != (self.border_subtitle or ""):
             self.border_subtitle = subtitle

@@ -19,7 +19,7 @@ from ftdash.monitor.logs.demux import Demultiplexer
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.log_index import LogFilter, LogIndex
-from ftdash.tui.widgets.lines import Line, Part, PlainTitles, to_strip
+from ftdash.tui.widgets.lines import FramedLines, Line, Part, to_strip
 
 LOOK_EVERY_S = 0.5
 LOUD = ("error", "traceback", "exception", "failed", "killed", "out of memory")
@@ -27,7 +27,7 @@ WARNED = ("warning", "warn ", "deprecat")
 RANK_STYLES = (theme.ACCENT, theme.VIOLET, theme.PINK, theme.SLATE)  # not those that judge
 
 
-class LogView(PlainTitles, ScrollView, can_focus=True):
+class LogView(FramedLines, ScrollView, can_focus=True):
     """One file at a time. A thread keeps the index; only visible lines are read."""
 
     DEFAULT_CSS = "LogView { overflow-x: hidden; scrollbar-size-vertical: 1; }"

@@ -99,8 +99,7 @@ class NodeGrid(LineWidget, can_focus=True):
         self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
         ill = sum(style is theme.BAD or style is theme.WARN for cells in self.cells for _, style in cells)
         title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"
-        if title != self.border_title:
-            self.border_title = title
+        self.retitle(title)
         self.redraw()
 
     def _most(self, width: int) -> int:

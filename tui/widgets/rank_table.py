@@ -329,10 +329,8 @@ class RankTable(Grid):
             words.append(f"by {self.sort.value}{' descending' if self.descending else ''}")
         if self.folding:
             words.append("equal ranks folded")
-        title = " · ".join(words)
-        if title != self.border_title:
-            self.border_title = title
-        self.empty = f"no rank matches {fmt.clean(self.needle)!r}" if self.needle else RankTable.empty
+        self.retitle(" · ".join(words))
+        self.say_empty(f"no rank matches {fmt.clean(self.needle)!r}" if self.needle else RankTable.empty)
         self.set_items(rows)
 
     def columns(self) -> Sequence[Column]:
