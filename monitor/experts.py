@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 
 from ftdash.monitor.state import ExpertLayer, RoutingPoint
@@ -162,6 +163,18 @@ class ExpertHistory:
         self._silent: dict[int, list[int]] = {}
         self._series: dict[int, deque[LayerLoad]] = {}
         self._first: dict[int, list[float]] = {}
+        self._earlier: dict[tuple[int, int], list[int]] = {}  # by step and layer
+
+    def add_earlier(self, step: int, layer: int, counts: Sequence[int]) -> None:
+        """Counts of one rank that a newer record of it has followed. They wait for those of other ranks."""
+        sums = self._earlier.get((step, layer), ())
+        self._earlier[step, layer] = [a + b for a, b in zip_longest(sums, counts, fillvalue=0)]
+
+    def settle(self) -> None:
+        """Take in what waits, oldest first."""
+        for step, layer in sorted(self._earlier):
+            self.add(layer, self._earlier[step, layer])
+        self._earlier.clear()
 
     def add(self, layer: int, counts: Sequence[int]) -> None:
         """The counts of one layer since the last record, summed over ranks."""

@@ -72,7 +72,7 @@ def rank_files(run: RunDir) -> list[tuple[int, Path]]:
     found = []
     for path in run.telemetry.glob("rank-*.jsonl"):
         number = path.stem.removeprefix("rank-")
-        if number.isdigit():
+        if number.isdecimal() and path.is_file():
             found.append((int(number), path))
     return sorted(found)
 

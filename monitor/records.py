@@ -54,6 +54,7 @@ class Meta(Record, tag="meta"):
     micro_batch: int = 0
     grad_accum: int = 0
     seq_len: int = 0
+    output_dir: str = ""  # where the trainer writes its checkpoints, absolute
     versions: dict[str, str] = {}
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
-from ftdash.monitor.export import COLUMNS, openmetrics, write_csv
+from ftdash.monitor.export import COLUMNS, openmetrics, rank_files, write_csv
 from ftdash.monitor.replay import Replay
 from ftdash.monitor.rundir import RunDir, RunError
 from ftdash.monitor.state import RunPhase
@@ -59,6 +60,13 @@ LINE = re.compile(
     r"^(?:# (?:TYPE|HELP) ftdash_\w+ .+"
     rf"|ftdash_\w+\{{\w+={VALUE}(?:,\w+={VALUE})*\}} (?:NaN|[+-]Inf|[-+0-9.e]+))$"
 )
+
+
+def test_csv_leaves_out_what_is_no_file_of_a_rank(run):
+    os.mkfifo(run.telemetry / "rank-77.jsonl")
+    (run.telemetry / "rank-\N{SUPERSCRIPT TWO}.jsonl").write_bytes(b"{}\n")
+    (run.telemetry / "rank-78.jsonl").symlink_to("/dev/zero")
+    assert [rank for rank, _ in rank_files(run)] == list(range(8))
 
 
 def test_openmetrics_is_well_formed_whatever_the_names_are():

@@ -4,10 +4,16 @@
 
 `data` runs from the end of a step to the next forward, `forward` and `backward` are told apart by hooks on
 the model, `optimizer` begins before the optimizer's step. Times are the host's; a GPU works behind them.
+
+Between the batches and the forward the Trainer gathers the number of label tokens from all ranks
+(average_tokens_across_devices), where every rank waits for the one whose data is late. That wait is `sync`,
+or all would look as slow at loading as the slowest.
 """
 
 from __future__ import annotations
 
+import functools
+import os
 from typing import Any
 
 from transformers import TrainerCallback
@@ -25,6 +31,7 @@ class FtdashCallback(TrainerCallback):
         self._tokens: Any = 0
         self._logged_step = -1
         self._handles: list[Any] = []
+        self._gather: Any = None  # Accelerator's own, while ours stands in its place
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         hook = self.hook
@@ -38,12 +45,14 @@ class FtdashCallback(TrainerCallback):
                 micro_batch=args.per_device_train_batch_size,
                 grad_accum=args.gradient_accumulation_steps,
                 seq_len=int(getattr(args, "max_length", 0) or 0),
+                output_dir=os.path.abspath(args.output_dir) if args.output_dir else "",
             )
         hook.watch_experts(model)
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
         ]
+        self._time_gathers()
         hook.start_steps(state.global_step)
         hook.enter("data")
 
@@ -58,6 +67,27 @@ class FtdashCallback(TrainerCallback):
     def _after_forward(self, model: Any, args: Any, output: Any) -> None:
         if model.training:
             self.hook.enter("backward")
+
+    def _time_gathers(self) -> None:
+        from accelerate import Accelerator
+
+        self._leave_gathers()
+        hook, plain = self.hook, Accelerator.gather
+
+        @functools.wraps(plain)
+        def gather(accelerator: Any, tensor: Any) -> Any:
+            if hook.phase_name != "data":
+                return plain(accelerator, tensor)
+            with hook.phase("sync"):
+                return plain(accelerator, tensor)
+
+        self._gather, Accelerator.gather = plain, gather
+
+    def _leave_gathers(self) -> None:
+        from accelerate import Accelerator
+
+        if self._gather is not None:
+            Accelerator.gather, self._gather = self._gather, None
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.hook.enter("data")
@@ -87,6 +117,7 @@ class FtdashCallback(TrainerCallback):
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._leave_gathers()
         self.hook.enter("end")
         if self._own_hook:
             self.hook.close()
