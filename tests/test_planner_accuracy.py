@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.accuracy.misses import FIRST_SIGHT_OF_THIRD, WHY, WHY_AFTERWARDS, WHY_THIRD
+from tests.accuracy.misses import FIRST_SIGHT_OF_THIRD, MENDED_SINCE, WHY, WHY_AFTERWARDS, WHY_THIRD
 from tests.accuracy.report import compare, errors_of, misses, render, render_apart, summarise
 from tests.accuracy.rows import AFTERWARDS, MEASURED, THIRD, is_fitted, read
 
@@ -18,8 +18,8 @@ def test_errors_stay_where_they_were_measured() -> None:
     """Bounds a little above today's figures, for both halves apart: they catch a regression, no more."""
     found = [c for c in compare(read()) if c.row.trusted]
     for fitted, median_memory, within_10, within_20, optimistic, median_speed in (
-        (True, 0.040, 0.80, 0.93, 0.11, 0.12),
-        (False, 0.051, 0.79, 0.95, 0.08, 0.18),
+        (True, 0.040, 0.86, 0.93, 0.11, 0.12),
+        (False, 0.050, 0.82, 0.95, 0.03, 0.18),
     ):
         half = [c for c in found if is_fitted(c.row.source) == fitted]
         memory = summarise(errors_of(half, lambda c: c.memory_error))
@@ -28,6 +28,15 @@ def test_errors_stay_where_they_were_measured() -> None:
         assert memory.within_20 >= within_20
         assert memory.optimistic <= optimistic
         assert summarise(errors_of(half, lambda c: c.speed_error)).median <= median_speed
+
+
+def test_few_plans_promise_less_than_a_run_of_a_sound_version_took() -> None:
+    """At most 3 % are optimistic by more than a tenth; most of all runs lie in the ranges that plans report."""
+    found = [c for c in compare(read()) if c.row.trusted and c.memory_error is not None]
+    assert {c.row.id for c in found} > MENDED_SINCE
+    sound = [c for c in found if c.row.id not in MENDED_SINCE]
+    assert summarise(errors_of(sound, lambda c: c.memory_error)).optimistic <= 0.03
+    assert sum(c.in_range for c in found) >= 0.88 * len(found)
 
 
 def test_runs_looked_up_afterwards_are_planned_as_well() -> None:

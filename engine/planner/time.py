@@ -111,12 +111,9 @@ def _passes(s: Setting) -> float:
     """FLOP per parameter and token: 2 forward, 2 for the input's gradient, 2 for the weight's where it
     trains, 2 more where a block is recomputed and half of that where every second product is kept."""
     base = 6.0 if s.plan.method is Method.FULL else 4.0
-    return (
-        base
-        + {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: 1.0, Checkpointing.FULL: 2.0}[
-            s.plan.checkpointing
-        ]
-    )
+    selective = 0.0 if s.plan.save_every_product else 1.0
+    again = {Checkpointing.NONE: 0.0, Checkpointing.SELECTIVE: selective, Checkpointing.FULL: 2.0}
+    return base + again[s.plan.checkpointing]
 
 
 def _pointwise_bytes(s: Setting) -> float:

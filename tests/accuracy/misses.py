@@ -44,6 +44,10 @@ _LOOP = "likely the loop over experts of 2024: it goes backward one expert at a 
 _LIGER = "Liger's RMSNorm and RoPE keep less than the eager ones, which only --compile can say"
 _GIST = "attention kernel and optimizer of that training code are not stated"
 
+# Runs of versions that held memory by a fault which their projects have named and mended since: no plan says
+# it. They count as misses like all others; the report has a second line without them.
+MENDED_SINCE = frozenset({"M025", "M026", "M064", "M065", "M115"})
+
 WHY_AFTERWARDS = {
     **dict.fromkeys(("N009", "N010", "N021", "N029", "N031", "N032"), _LOOP),
     **dict.fromkeys(("N041", "N042", "N045", "N052", "N053", "N054"), _LIGER),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ftdash.engine.plan import PlanError
 from ftdash.engine.planner import Verdict, evaluate
 from ftdash.engine.planner.result import Prediction
-from tests.accuracy.misses import WHY
+from tests.accuracy.misses import MENDED_SINCE, WHY
 from tests.accuracy.rows import Inexpressible, Row, is_fitted, plan_of
 
 GIB = 2**30
@@ -38,6 +38,15 @@ class Comparison:
     def memory_error(self) -> float | None:
         planned, measured = self.planned_gib, self.row.peak_gib
         return None if planned is None or measured is None else planned / measured - 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the measurement lies in the range that the plan reports."""
+        planned, measured = self.planned_gib, self.row.peak_gib
+        if self.prediction is None or planned is None or measured is None:
+            return False
+        low, high = self.prediction.device_range
+        return low <= measured / planned * self.prediction.memory.device <= high
 
     @property
     def speed_error(self) -> float | None:
@@ -155,6 +164,12 @@ def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) 
         speed = what == "tokens/s"
         text.append(f"\n{what}\n")
         text += [_line(title, errors_of(part, which), speed=speed) for title, part in halves]
+        if not speed:
+            sound = [c for c in trusted if c.row.id not in MENDED_SINCE]
+            title = f"without {len(trusted) - len(sound)} of versions with a fault mended since"
+            text.append(_line(title, errors_of(sound, which), speed=speed))
+            inside = [c.in_range for c in trusted if c.memory_error is not None]
+            text.append(f"  in the range that each plan reports {sum(inside)} of {len(inside)}\n")
         text.append("  by source\n")
         for source in sorted({c.row.source for c in trusted}):
             errors = errors_of([c for c in trusted if c.row.source == source], which)
@@ -168,7 +183,8 @@ def render(rows: list[Row], found: list[Comparison], *, each_row: bool = False) 
     text.append(f"memory off by more than 10 %: {len(off)}\n")
     text += [
         f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
-        f" ({c.memory_error:+.0%}): {WHY.get(c.row.id, 'not understood')}\n"
+        f" ({c.memory_error:+.0%}){', in its range' if c.in_range else ''}: "
+        f"{WHY.get(c.row.id, 'not understood')}\n"
         for c in off
     ]
     if each_row:
