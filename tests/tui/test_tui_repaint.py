@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 from textual.app import App, ComposeResult
 from textual.geometry import Size
 from textual.pilot import Pilot
+from textual.strip import Strip
 
+from ftdash.monitor.state import RunState
 from ftdash.tui.format import rate
 from ftdash.tui.widgets import chart as charts
 from ftdash.tui.widgets.chart import BrailleChart
+from ftdash.tui.widgets.rank_rows import RankRow
+from ftdash.tui.widgets.rank_table import RankTable
+from tests.support import screens
 from tests.support.screens import screen_text, until
 
 
@@ -30,7 +38,7 @@ def drawn_lines(app: App[None], chart: str, pilot: Pilot[None]) -> list[int]:
     asked: list[int] = []
     draw_line = widget.render_line
 
-    def render_line(y: int):  # type: ignore[no-untyped-def]
+    def render_line(y: int) -> Strip:
         asked.append(y)
         return draw_line(y)
 
@@ -94,3 +102,35 @@ async def test_a_widget_that_was_hidden_or_resized_is_drawn_as_it_is_now() -> No
         assert app.size == Size(60, 30)
         assert all(len(line) == 60 for line in screen_text(app).splitlines())
         assert "777" in screen_text(app)
+
+
+async def test_in_a_run_that_is_read_in_turns_figures_are_new_at_once_and_comparisons_every_other_time(
+    tmp_path: Path,
+) -> None:
+    state = screens.with_straggler(screens.run_state(1024, moe=False), 333)
+    async with screens.cockpit(tmp_path, size=(120, 40), state=state) as (app, pilot):
+        pane, table = app.panes["monitor"], app.query_one(RankTable)
+
+        async def seen(rank: int, **figures: object) -> str:
+            app.feed.state = replaced(app.feed.state, rank, **figures)  # type: ignore[union-attr]
+            app.show_newest(pane)
+            await pilot.pause()
+            return screen_text(app)
+
+        await seen(333)
+        await seen(333)
+        assert "4,321" in await seen(333, tokens_per_s=1239.0, step=4321)
+        assert "77.7" in await seen(333, memory_used=int(77.7e9))
+        assert "88.8" in await seen(333, memory_used=int(88.8e9))
+        for _ in range(2):
+            await seen(7, step_s=5.0)
+        assert [row.state.rank for row in table.items if isinstance(row, RankRow)] == [7, 333]
+        app.feed.state = replace(app.feed.state, alerts=())  # type: ignore[union-attr]
+        app.show_newest(pane)
+        assert not any(row.note for row in table.items if isinstance(row, RankRow))
+
+
+def replaced(state: RunState, rank: int, **figures: object) -> RunState:
+    ranks = list(state.ranks)
+    ranks[rank] = structs.replace(ranks[rank], **figures)
+    return replace(state, ranks=tuple(ranks))

@@ -14,7 +14,8 @@ from ftdash.tui.widgets.alerts import AlertList
 from ftdash.tui.widgets.grid import Column, Grid, fit_columns
 from ftdash.tui.widgets.lines import Line, plain
 from ftdash.tui.widgets.node_grid import NodeGrid
-from ftdash.tui.widgets.rank_table import FoldedRow, GroupRow, RankRow, RankTable, Sort, arrange
+from ftdash.tui.widgets.rank_rows import FoldedRow, GroupRow, RankRow, Sort, arrange
+from ftdash.tui.widgets.rank_table import RankTable
 from tests.support import screens
 
 

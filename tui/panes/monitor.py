@@ -12,6 +12,7 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.widget import Widget
 
+from ftdash.monitor.reader import spread_s
 from ftdash.monitor.timeline import aligned
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
@@ -24,7 +25,8 @@ from ftdash.tui.widgets.heatmap import ExpertHeatmap
 from ftdash.tui.widgets.lines import Box
 from ftdash.tui.widgets.node_grid import NodeGrid
 from ftdash.tui.widgets.overview import Overview, mfu_seconds, on_gpu, promise
-from ftdash.tui.widgets.rank_table import RankTable, Standing
+from ftdash.tui.widgets.rank_rows import Standing
+from ftdash.tui.widgets.rank_table import RankTable
 from ftdash.tui.widgets.terms import PlanTerms, terms
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class MonitorPane(Pane):
             maxlen=2000
         )  # the largest rank's, one for each state seen: where no step tells it
         self._run = ""
+        self._compared: tuple[object, ...] = ()  # what ranks were last compared in; empty: it is their turn
         self._other: RunState | None = None  # whose curves are laid over
 
     def compose(self) -> ComposeResult:
@@ -127,11 +130,14 @@ class MonitorPane(Pane):
         cramped = self.has_class("-narrow") and self.has_class("-short")
         gpus.display = bool(state.gpus) and not many and not cramped and not large
         heat.display = bool(state.experts) and (large == "-only-experts" or not (large or (many and cramped)))
-        standing = Standing.of(state.ranks)
         self._share_height(state, many)
-        if many:
-            nodes.show(state.ranks, state.alerts, standing)
-        table.show(state.ranks, state.alerts, standing, mfu_seconds(state))
+        if self._compares(state, replay is not None):
+            standing = Standing.of(state.ranks)
+            if many:
+                nodes.show(state.ranks, state.alerts, standing)
+            table.show(state.ranks, state.alerts, standing, mfu_seconds(state))
+        else:
+            table.show_figures(state.ranks)
         if self.cockpit.feed is not None:
             self.cockpit.feed.attend(table.visible_ranks())
         if gpus.display:
@@ -141,6 +147,19 @@ class MonitorPane(Pane):
         self._show_terms(state)
         self._show_curves(state)
         self.query_one(AlertList).show(state.alerts, state.notices, state.now)
+
+    def _compares(self, state: RunState, replay: bool) -> bool:
+        """Whether ranks are to be compared with one another: every other time where not all of them are new.
+
+        What is new besides figures, be it a rank, an alert or a place on the screen, is never put off.
+        """
+        alerts = tuple((alert.code, alert.ranks) for alert in state.alerts)
+        known = (state.run, len(state.ranks), state.state, alerts, self._heights, self.size)
+        if known == self._compared and not replay and spread_s(len(state.ranks)):
+            self._compared = ()
+            return False
+        self._compared = known
+        return True
 
     def _show_terms(self, state: RunState) -> None:
         widget, rows = self.query_one(PlanTerms), terms(state)

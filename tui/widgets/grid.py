@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -144,6 +144,15 @@ class Grid(FramedLines, ScrollView, can_focus=True):
             before = self._shown.get(index)
             after = self._line(index) if index < len(self.items) else ()
             if before != after:
+                self._repaint(index)
+
+    def renew(self, items: Mapping[int, Any]) -> None:
+        """Other values of some rows, which stay where they are."""
+        visible = self._visible()
+        for index, item in items.items():
+            self.items[index] = item
+            self._ready.pop(index, None)
+            if index in visible and self._shown.get(index) != self._line(index):
                 self._repaint(index)
 
     def say_empty(self, words: str) -> None:

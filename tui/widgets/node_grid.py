@@ -14,7 +14,7 @@ from ftdash.monitor.state import Alert, RankPhase, RankState
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.widgets.lines import Line, LineWidget, Part
-from ftdash.tui.widgets.rank_table import Standing
+from ftdash.tui.widgets.rank_rows import Standing
 
 NAME_WIDTH = 10
 
