@@ -31,7 +31,7 @@ def test_errors_stay_where_they_were_measured() -> None:
 
 
 def test_few_plans_promise_less_than_a_run_of_a_sound_version_took() -> None:
-    """At most 3 % are optimistic by more than a tenth; most of all runs lie in the ranges that plans report."""
+    """At most 3 % are optimistic by more than a tenth; most of all runs lie in their plans' ranges."""
     found = [c for c in compare(read()) if c.row.trusted and c.memory_error is not None]
     assert {c.row.id for c in found} > MENDED_SINCE
     sound = [c for c in found if c.row.id not in MENDED_SINCE]
