@@ -54,17 +54,17 @@ def test_runs_looked_up_afterwards_are_planned_as_well() -> None:
 
 
 def test_a_third_look_up_of_other_sources_stays_where_it_is() -> None:
-    """First planned with a median error of 7.9 %, 59 % within a tenth and 22 % optimistic, four fifths of
-    which are what an allocator keeps of samples of every length; bounds a little above today's figures."""
+    """First planned with a median error of 7.9 %, 59 % within a tenth and 22 % optimistic, most of which is
+    what an allocator keeps of samples of every length; bounds a little above today's figures."""
     found = [c for c in compare(read(THIRD)) if c.row.trusted]
     assert sum(c.prediction is None for c in found) <= 5
     assert not any(c.false_alarm for c in found)
     memory = summarise(errors_of(found, lambda c: c.memory_error))
     assert memory.count >= 80
-    assert memory.median <= 0.08
-    assert memory.within_10 >= 0.60
+    assert memory.median <= 0.07
+    assert memory.within_10 >= 0.65
     assert memory.within_20 >= 0.80
-    assert memory.optimistic <= 0.23
+    assert memory.optimistic <= 0.25
     known = {row.source for path in (MEASURED, AFTERWARDS) for row in read(path)}
     assert {c.row.source for c in found}.isdisjoint(known)
     text = render_apart("a third look-up", found, WHY_THIRD, FIRST_SIGHT_OF_THIRD)

@@ -134,6 +134,8 @@ def render_apart(title: str, found: list[Comparison], why: Mapping[str, str], fi
     for source in sorted({c.row.source for c in trusted}):
         part = [c for c in trusted if c.row.source == source]
         text.append(_line(f"  {source[-52:]}", errors_of(part, lambda c: c.memory_error), speed=False))
+        if speeds := errors_of(part, lambda c: c.speed_error):
+            text.append(_line("    tokens/s", speeds, speed=True))
     text += [
         f"  {c.row.id}: measured {c.row.peak_gib:.1f} GiB {c.row.mem_kind}, planned {c.planned_gib:.1f}"
         f" ({c.memory_error:+.0%}): {why.get(c.row.id, 'not understood')}\n"
