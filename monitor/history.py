@@ -8,15 +8,17 @@ of routing figures.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 
 from ftdash.monitor.experts import ExpertHistory
-from ftdash.monitor.records import RankSample, Step, to_float
+from ftdash.monitor.records import Experts, RankSample, Step, to_float
 from ftdash.monitor.state import RankPhase, RankState, RunState
 from ftdash.monitor.stragglers import StragglerDetector
 from ftdash.monitor.summary import LeanSample
@@ -61,6 +63,7 @@ class HostLook:
     disk_total: int
     disk_path: str
     checkpoint_t: float | None = None  # when the newest checkpoint-* folder was last written
+    checkpoint_every_s: float | None = None  # the longest time between two of those kept
 
 
 class RunHistory:
@@ -87,12 +90,28 @@ class RunHistory:
             past = self.ranks[rank] = RankPast()
         if step.step <= past.last_step:
             return
-        past.last_step = step.step
-        self._note_loss(past, step)
-        if step.allocated:
-            past.on_device = True
-            past.memory.append((step.step, step.allocated))
+        self._note_step(past, step)
         self.stragglers.add(rank, step.step, step)
+
+    def add_steps(self, ranks: Sequence[int], steps: Sequence[Step]) -> None:
+        """One step record of each of these ranks: what a thousand ranks write in a second."""
+        pasts = self.ranks
+        for rank, step in zip(ranks, steps, strict=True):
+            past = pasts.get(rank)
+            if past is None:
+                past = pasts[rank] = RankPast()
+            if step.step > past.last_step:
+                self._note_step(past, step)
+        self.stragglers.add_all(ranks, steps)
+
+    def add_experts(self, records: Sequence[Experts]) -> None:
+        """Tokens per expert as one rank counted them, in order. The newest of a layer comes with the state,
+        added up over ranks: adding up all of them for a thousand ranks would cost more than all the rest."""
+        newest: dict[int, Experts] = {}
+        for record in records:
+            if (earlier := newest.get(record.layer)) is not None:
+                self.experts.add_earlier(earlier.step, earlier.layer, earlier.counts)
+            newest[record.layer] = record
 
     def add_sample(self, sample: RankSample | LeanSample) -> None:
         """What an agent saw of a rank's process: on CPU its resident memory is the one to watch."""
@@ -105,8 +124,9 @@ class RunHistory:
         if unseen and not past.on_device and sample.rss and sample.beat_step >= WARM_STEPS:
             past.memory.append((sample.beat_step, sample.rss))
 
-    def observe(self, state: RunState, *, look: bool = True) -> None:
-        """The newest state. Steps that were not fed one by one are taken from it."""
+    def observe(self, state: RunState, *, look: bool = True, output_dir: str = "") -> None:
+        """The newest state. Steps that were not fed one by one are taken from it. `output_dir` is where the
+        ranks say that they write, for a run whose manifest does not."""
         live = [rank for rank in state.ranks if rank.state not in (RankPhase.DEAD, RankPhase.STARTING)]
         self.stragglers.expect(rank.rank for rank in live)
         for rank in state.ranks:
@@ -115,6 +135,7 @@ class RunHistory:
                 past = self.ranks[rank.rank] = RankPast()
             if rank.step > past.last_step and rank.step_s is not None:
                 self.add_step(rank.rank, _as_step(rank, state.now))
+        self.experts.settle()
         for layer in state.experts:
             if self._expert_counts.get(layer.layer) != layer.counts:
                 self._expert_counts[layer.layer] = layer.counts
@@ -124,7 +145,7 @@ class RunHistory:
             self._rates.append(state.tokens_per_s)
         if look and state.now - self._looked_at >= LOOK_S:
             self._looked_at = state.now
-            self.note_look(look_at_files(Path(state.path), state.manifest.output_dir))
+            self.note_look(look_at_files(Path(state.path), state.manifest.output_dir or output_dir))
 
     def note_look(self, look: HostLook | None) -> None:
         """What the file system said; kept to see how fast it fills."""
@@ -136,21 +157,27 @@ class RunHistory:
         """Tokens per second of the run at its newest 240 observed steps, oldest first."""
         return list(self._rates)
 
-    def _note_loss(self, past: RankPast, step: Step) -> None:
+    def _note_step(self, past: RankPast, step: Step) -> None:
+        past.last_step = step.step
         loss = step.loss if type(step.loss) is float else to_float(step.loss)
         if loss is not None:
-            if not math.isfinite(loss):
+            if not isfinite(loss):
                 past.loss_nan = _again(past.loss_nan, step)
             past.zero_losses = past.zero_losses + 1 if loss == 0.0 else 0
             past.same_losses = past.same_losses + 1 if loss == past.last_loss else 0
             past.last_loss = loss
         norm = step.grad_norm if type(step.grad_norm) is float else to_float(step.grad_norm)
         if norm is not None:
-            if not math.isfinite(norm):
+            if not isfinite(norm):
                 past.grad_nan = _again(past.grad_nan, step)
             elif step.step > self._norm_step:
                 self._norm_step = step.step
                 self._note_norm(step.step, norm)
+        if step.allocated:
+            if not past.on_device:
+                past.on_device = True
+                past.memory.clear()  # of the process, as its agent saw it before the first step
+            past.memory.append((step.step, step.allocated))
 
     def _note_norm(self, step: int, norm: float) -> None:
         """Gradient norms are the same on all ranks of a step: the first report of a step counts."""
@@ -169,20 +196,22 @@ def look_at_files(run: Path, output_dir: str) -> HostLook | None:
         usage = os.statvfs(place)
     except OSError:
         return None
-    newest: float | None = None
+    written: list[float] = []
     try:
         with os.scandir(place) as entries:
             for entry in entries:
                 if entry.name.startswith(("checkpoint-", "global_step")) and entry.is_dir():
-                    newest = max(newest or 0.0, entry.stat().st_mtime)
+                    written.append(entry.stat().st_mtime)
     except OSError:
-        newest = None
+        written = []
+    written.sort()
     return HostLook(
         t=time.time(),
         disk_free=usage.f_bavail * usage.f_frsize,
         disk_total=usage.f_blocks * usage.f_frsize,
         disk_path=str(place),
-        checkpoint_t=newest,
+        checkpoint_t=written[-1] if written else None,
+        checkpoint_every_s=max((b - a for a, b in pairwise(written)), default=None),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import msgspec
 
@@ -152,9 +151,3 @@ def outcome_without_agent(launcher_code: int | None) -> Outcome:
     return Outcome(
         RunPhase.FAILED, f"launcher ended with {signal_name(launcher_code)} while no agent was there"
     )
-
-
-def typical_step_s(ranks: Sequence[RankSummary]) -> float | None:
-    """Median over ranks of each rank's own median step time, seconds."""
-    medians = [step_s for rank in ranks if (step_s := rank.median_step_s()) is not None]
-    return median(medians) if medians else None

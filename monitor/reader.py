@@ -7,20 +7,18 @@ import os
 import re
 import resource
 import time
-from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from ftdash.monitor import exits, procs
+from ftdash.monitor import exits
 from ftdash.monitor.alerts import find_alerts
-from ftdash.monitor.beat import Beat, read_beat
 from ftdash.monitor.history import RunHistory
-from ftdash.monitor.hostname import node_name
-from ftdash.monitor.liveness import AGENT_SILENT_S, FINAL
-from ftdash.monitor.records import AnyRecord, RankSample, Step, decode_lines, decoder
-from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError, safe_name
+from ftdash.monitor.liveness import FINAL
+from ftdash.monitor.living import Living
+from ftdash.monitor.records import AnyRecord, Experts, RankSample, Step, decode_lines, decoder
+from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError
 from ftdash.monitor.snapshot import Shown, Surroundings, build_state
 from ftdash.monitor.state import Alert, RunPhase, RunState
 from ftdash.monitor.summary import LeanSample, Summary, lean_decoder, lean_node_decoder
@@ -30,16 +28,14 @@ RECENT_BYTES = 64 << 10  # the end of a large piece is decoded in full, what is 
 HEAD_BYTES = 64 << 10
 LARGE_FILE_BYTES = 1 << 20  # a larger file is entered near its end, its history read in later polls
 POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest waits for the next
-PROCESS_SCAN_S = 2.0
 ALERT_S_PER_RANK = 1 / 256  # alerts are looked for this often, seconds times ranks
-DIRECT_BEATS = 64  # up to so many ranks, beats are read from their files although an agent hands them on
 # Of more ranks, each poll takes in the samples of a share of the nodes and makes a share of the states anew:
 RANKS_A_TURN = 256
 MOST_TURNS = 4
 TURN_S = 1.0  # between polls; where they are rarer, all have their turn in each
 SAMPLE_BEGINS = b'{"kind":"node"'
+NODE_BYTES = 64 << 10  # what an agent adds in a few seconds fits
 FILES_A_BATCH = 64  # whose few new lines are decoded in one go
-BEATS_A_POLL = 256  # of more files, the others have their turn in the next polls
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
 RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
 BEAT_FILE = re.compile(r"rank-(\d{1,7})\.beat")
@@ -56,19 +52,37 @@ def _turns(ranks: int) -> int:
     return max(1, min(MOST_TURNS, ranks // RANKS_A_TURN))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Followed:
-    """One telemetry file: of a rank, or of a node. [history, history_end) is still to be read."""
+    """One telemetry file."""
 
+    name: str
     tail: Tail
-    rank: int | None
-    host: str = ""
     garbage: int = 0
     entered: bool = False
-    place: int = 0  # of a node: its number among the nodes
-    read: float = 0.0  # of a node: when last, monotonic seconds
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether there is something to tell about it."""
+        return bool(self.garbage or self.tail.skipped or self.tail.restarts or self.tail.error)
+
+
+@dataclass(slots=True, kw_only=True)
+class _RankFile(_Followed):
+    """A rank's records. [history, history_end) is still to be read."""
+
+    rank: int
     history: int = 0
     history_end: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _NodeFile(_Followed):
+    """The records of a node's agent."""
+
+    host: str
+    place: int  # its number among the nodes
+    read: float = 0.0  # when last, monotonic seconds
 
 
 class RunReader:
@@ -86,16 +100,13 @@ class RunReader:
         self._manifest: Manifest | None = None
         self._manifest_seen: tuple[int, int, int] | None = None
         self._manifest_notice = ""
-        self._files: dict[str, _Followed] = {}
+        self._ranks: list[_RankFile] = []
+        self._nodes: list[_NodeFile] = []
+        self._known: set[str] = set()  # names of the files that are followed
         self._beat_files: dict[int, str] = {}
-        self._beats: dict[int, Beat] = {}
-        self._beats_after = -1  # the rank whose beat file was read last
         self._folder_seen = 0
         self._folder_looked = 0.0
-        self._host = node_name()
-        self._processes: int | None = None
-        self._processes_looked = 0.0
-        self._launcher_code: int | None = None
+        self._living = Living(run, self.summary)
         self._polls = 0
         self._shown = Shown()
         self._sampled: set[str] = set()  # hosts whose samples the newest poll took in
@@ -104,7 +115,9 @@ class RunReader:
     @property
     def behind(self) -> bool:
         """True while history, or more new lines than one poll takes, is still to be read."""
-        return any(file.tail.behind or file.history < file.history_end for file in self._files.values())
+        return any(file.tail.behind for file in self._files()) or any(
+            file.history < file.history_end for file in self._ranks
+        )
 
     def poll(self, now: float | None = None) -> RunState:
         """The run as it is now. Raises RunError when its manifest could never be read."""
@@ -112,6 +125,7 @@ class RunReader:
         self._find_files()
         self._read_files(time.monotonic() + POLL_BUDGET_S)
         self._shown.due = self._due_ranks() if manifest is before else None
+        self._shown.sums_due = self._shown.due is None or self._polls % self._turns == 0
         self._polls += 1
         return self._state(manifest, time.time() if now is None else now)
 
@@ -145,9 +159,15 @@ class RunReader:
 
     def close(self) -> None:
         """Give the descriptors back."""
-        for file in self._files.values():
+        for file in self._files():
             file.tail.close()
-        self._files.clear()
+        self._ranks.clear()
+        self._nodes.clear()
+        self._known.clear()
+
+    def _files(self) -> Iterator[_Followed]:
+        yield from self._nodes
+        yield from self._ranks
 
     def _read_manifest(self) -> Manifest:
         try:
@@ -183,14 +203,16 @@ class RunReader:
             for name in names
             if (match := BEAT_FILE.fullmatch(name))
         }
-        for name in sorted(names):
-            if name in self._files:
-                continue
-            tail = Tail(self.run.telemetry / name, keep_open=len(self._files) < keep)
+        for name in sorted(set(names) - self._known):
+            path, keep_open = self.run.telemetry / name, len(self._known) < keep
             if match := RANK_FILE.fullmatch(name):
-                self._files[name] = _Followed(tail, int(match[1]))
+                self._ranks.append(_RankFile(name=name, tail=Tail(path, keep_open), rank=int(match[1])))
             elif match := NODE_FILE.fullmatch(name):
-                self._files[name] = _Followed(tail, None, match[1], place=len(self._files))
+                tail = Tail(path, keep_open, NODE_BYTES)
+                self._nodes.append(_NodeFile(name=name, tail=tail, host=match[1], place=len(self._nodes)))
+            else:
+                continue
+            self._known.add(name)
 
     @property
     def _turns(self) -> int:
@@ -208,102 +230,137 @@ class RunReader:
                 due.add(number)
         return due
 
-    def _has_turn(self, file: _Followed, attended: Collection[str]) -> bool:
-        """Whether a node's samples are taken in now; those of ranks are in every poll."""
-        if file.rank is not None or not file.entered or (file.place + self._polls) % self._turns == 0:
+    def _has_turn(self, node: _NodeFile, attended: Collection[str]) -> bool:
+        """Whether a node's samples are taken in now; the steps of ranks are in every poll."""
+        if not node.entered or (node.place + self._polls) % self._turns == 0:
             return True
-        return file.host in attended or time.monotonic() - file.read > (self._turns + 0.5) * TURN_S
+        return node.host in attended or time.monotonic() - node.read > (self._turns + 0.5) * TURN_S
 
     def _read_files(self, deadline: float) -> None:
-        batch: list[tuple[_Followed, bytes]] = []
-        self._sampled.clear()
-        attended = {rank.sample_host for number in self._attended if (rank := self.summary.ranks.get(number))}
-        all_have_turns = self._turns == 1
-        for file in self._files.values():
-            if not (all_have_turns or self._has_turn(file, attended)):
-                continue
-            if file.rank is None:
-                file.read = time.monotonic()
-                self._sampled.add(file.host)
-            if not file.entered:
-                self._enter(file)
-                self._read_all(file, deadline)
-            elif data := file.tail.read():
-                if file.rank is None:
-                    data = self._newest_sample(file, data)
-                if file.tail.behind:
-                    self._feed(file, data)
-                    self._read_all(file, deadline)
-                    self._note_arrival(file)
-                else:
-                    batch.append((file, data))
-                    if len(batch) < FILES_A_BATCH:
-                        continue
-                    self._feed_batch(batch)
-                    batch.clear()
-            elif file.tail.behind:
-                self._read_all(file, deadline)
-            else:
-                continue
-            if time.monotonic() > deadline:
-                break
-        self._feed_batch(batch)
-        for file in self._files.values():
+        self._read_nodes(deadline)
+        self._read_ranks(deadline)
+        for file in self._ranks:
             while file.history < file.history_end:
                 self._read_history(file)
                 if time.monotonic() > deadline:
                     return
 
-    def _read_all(self, file: _Followed, deadline: float) -> None:
-        while file.tail.behind and time.monotonic() <= deadline:
-            if data := file.tail.read():
-                self._feed(file, data)
+    def _read_nodes(self, deadline: float) -> None:
+        self._sampled.clear()
+        attended = {rank.sample_host for number in self._attended if (rank := self.summary.ranks.get(number))}
+        for node in self._nodes:
+            if not self._has_turn(node, attended):
+                continue
+            node.read = time.monotonic()
+            self._sampled.add(node.host)
+            followed, arrived = node.entered, False
+            if not followed:
+                self._enter_node(node)
+            for data in _pieces(node.tail, deadline):
+                self._feed_node(node, self._newest_sample(node, data) if followed else data)
+                arrived = followed
+            if arrived and (known := self.summary.nodes.get(node.host)) is not None:
+                known.skew.observe(time.time(), known.last_t)
+            if time.monotonic() > deadline:
+                break
 
-    def _note_arrival(self, file: _Followed) -> None:
-        if file.rank is None and (node := self.summary.nodes.get(file.host)):
-            node.skew.observe(time.time(), node.last_t)
+    def _read_ranks(self, deadline: float) -> None:
+        batch: list[tuple[_RankFile, bytes]] = []
+        for place, file in enumerate(self._ranks, 1):
+            if file.entered:
+                data = file.tail.read()
+                if not file.tail.behind:
+                    if data:
+                        batch.append((file, data))
+                    if len(batch) < FILES_A_BATCH:
+                        continue
+                    self._feed_batch(batch)
+                    batch.clear()
+                elif data:
+                    self._feed(file, data)
+            else:
+                self._enter(file)
+            if file.tail.behind:
+                for data in _pieces(file.tail, deadline):
+                    self._feed(file, data)
+            if time.monotonic() > deadline:
+                # The others come first in the next poll: no writer is so fast that nobody else is heard.
+                self._ranks = self._ranks[place:] + self._ranks[:place]
+                break
+        self._feed_batch(batch)
 
-    def _enter(self, file: _Followed) -> None:
+    def _enter_node(self, node: _NodeFile) -> None:
+        """Begin with a large file near its end."""
+        if size := node.tail.size():
+            node.entered = True
+            if size > LARGE_FILE_BYTES:
+                node.tail.skip_to(size - 4 * RECENT_BYTES)
+
+    def _enter(self, file: _RankFile) -> None:
         """Begin with a large file at its head and near its end, and leave what is between for later."""
-        size = file.tail.size()
-        if not size:
+        if not (size := file.tail.size()):
             return
         file.entered = True
-        if size <= LARGE_FILE_BYTES:
-            return
-        if file.rank is not None:
+        if size > LARGE_FILE_BYTES:
             self._feed(file, file.tail.read(HEAD_BYTES))
             file.history = file.tail.offset
-        file.tail.skip_to(size - 4 * RECENT_BYTES)
-        if file.rank is not None:
+            file.tail.skip_to(size - 4 * RECENT_BYTES)
             file.history_end = file.tail.offset
 
-    def _feed(self, file: _Followed, data: bytes) -> None:
-        long = file.rank is not None and len(data) > 2 * RECENT_BYTES
+    def _feed(self, file: _RankFile, data: bytes) -> None:
+        long = len(data) > 2 * RECENT_BYTES
+        experts: list[AnyRecord] = []
         if cut := data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if long else 0:
             self._feed_history(file, data[:cut])
+            experts = _experts_at_end(data[:cut])
         records, garbage = decode_lines(decoder, data[cut:])
         file.garbage += garbage
-        self._take(file, records)
+        self._take(file.rank, experts + records)
 
-    def _feed_batch(self, batch: Sequence[tuple[_Followed, bytes]]) -> None:
+    def _feed_batch(self, batch: Sequence[tuple[_RankFile, bytes]]) -> None:
         """A few lines of each of many files: decoded at once where all of them are records."""
         try:
             records = decoder.decode_lines(b"".join([data for _, data in batch]))
         except (msgspec.MsgspecError, ValueError, RecursionError):
             records = []
         counts = [data.count(b"\n") for _, data in batch]
-        whole = len(records) == sum(counts)
-        start = 0
-        for (file, data), count in zip(batch, counts, strict=True):
-            if whole:
-                self._take(file, records[start : start + count])
-                start += count
-            else:
+        if len(records) != sum(counts):
+            for file, data in batch:
                 self._feed(file, data)
-            self._note_arrival(file)
+            return
+        ranks: list[int] = []
+        steps: list[Step] = []
+        start = 0
+        for (file, _), count in zip(batch, counts, strict=True):
+            record = records[start]
+            if count == 1 and type(record) is Step:  # as nearly all have it
+                ranks.append(file.rank)
+                steps.append(record)
+            else:
+                self._take(file.rank, records[start : start + count])
+            start += count
+        self.summary.feed_steps(ranks, steps)
+        self.history.add_steps(ranks, steps)
 
-    def _newest_sample(self, file: _Followed, data: bytes) -> bytes:
+    def _take(self, rank: int, records: Sequence[AnyRecord]) -> None:
+        self.summary.feed_rank(rank, records)
+        experts = []
+        for record in records:
+            if type(record) is Step:
+                self.history.add_step(rank, record)
+            elif type(record) is Experts:
+                experts.append(record)
+        self.history.add_experts(experts)
+
+    def _feed_node(self, node: _NodeFile, data: bytes) -> None:
+        records, garbage = decode_lines(decoder, data)
+        node.garbage += garbage
+        self.summary.feed_node(node.host, records)
+        for record in records:
+            if type(record) is RankSample:
+                self.history.add_sample(record)
+
+    def _newest_sample(self, node: _NodeFile, data: bytes) -> bytes:
         """The lines of a node's newest whole sample; of the samples before it little is kept."""
         newest = data.rfind(SAMPLE_BEGINS)
         cut = data.rfind(SAMPLE_BEGINS, 0, max(0, newest))
@@ -312,34 +369,21 @@ class RunReader:
         if cut <= 0:
             return data
         old, garbage = decode_lines(lean_node_decoder, data[:cut])
-        file.garbage += garbage
-        self.summary.feed_node(file.host, old)
+        node.garbage += garbage
+        self.summary.feed_node(node.host, old)
         for record in old:
             if type(record) is LeanSample:
                 self.history.add_sample(record)
         return data[cut:]
 
-    def _take(self, file: _Followed, records: Sequence[AnyRecord]) -> None:
-        if file.rank is None:
-            self.summary.feed_node(file.host, records)
-            for record in records:
-                if type(record) is RankSample:
-                    self.history.add_sample(record)
-            return
-        self.summary.feed_rank(file.rank, records)
-        for record in records:
-            if type(record) is Step:
-                self.history.add_step(file.rank, record)
-
-    def _feed_history(self, file: _Followed, data: bytes) -> None:
-        assert file.rank is not None
+    def _feed_history(self, file: _RankFile, data: bytes) -> None:
         lean, garbage = decode_lines(lean_decoder, data)
         file.garbage += garbage
         if self.summary.feed_rank_history(file.rank, lean):
             lines = [line for line in data.split(b"\n") if b'"meta"' in line]
             self.summary.feed_rank(file.rank, decode_lines(decoder, b"\n".join(lines))[0])
 
-    def _read_history(self, file: _Followed) -> None:
+    def _read_history(self, file: _RankFile) -> None:
         end = min(file.history + CHUNK_BYTES, file.history_end)
         data = file.tail.read_range(file.history, end)
         complete = data.rfind(b"\n") + 1
@@ -354,128 +398,61 @@ class RunReader:
         file.history += complete
 
     def _state(self, manifest: Manifest, now: float) -> RunState:
+        living = self._living
         final = RunPhase(manifest.state) in FINAL
-        agents: frozenset[str] = frozenset() if final else self._living_agents(manifest, now)
-        # Elsewhere nothing can be counted: silence there is no proof of an end.
-        if not final and not agents and set(self._agents(manifest)) <= {self._host}:
-            self._count_processes()
+        agents: frozenset[str] = frozenset() if final else living.agents(manifest, now)
         around = Surroundings(
             now=now,
             agents=agents,
-            processes=self._processes,
-            launcher_code=self._launcher_code,
-            beats={} if final else self._read_beats(agents),
-            dead_pids=() if final else self._dead_pids(),
-            notices=self._notices(manifest, agents, final),
-            silent={} if final else self._silent(manifest, agents, now),
+            processes=living.processes,
+            launcher_code=living.launcher_code,
+            beats={} if final else living.beats(agents, self._beat_files),
+            dead_pids=() if final else living.dead_pids(),
+            notices=(*self._notices(), *(() if final else living.notices(manifest, agents))),
+            silent={} if final else living.silent(manifest, agents, now),
         )
-        if self._processes == 0 and not agents and not final:
-            manifest = self._with_end(manifest)
+        if living.processes == 0 and not agents and not final:
+            manifest = exits.complete(self.run, manifest, self.known_exits())
         state = build_state(self.run, manifest, self.summary, around, self._shown)
         # Alerts of a thousand ranks cost as much as all the rest, and need not be a second old.
         if abs(now - self._alerts_found) >= len(state.ranks) * ALERT_S_PER_RANK:
             self._alerts_found = now
-            self.history.observe(state)
+            self.history.observe(state, output_dir=self.summary.output_dir())
             self._alerts = find_alerts(state, self.history)
         return replace(state, alerts=state.alerts + self._alerts)
 
-    def _agents(self, manifest: Manifest) -> dict[str, int]:
-        """Pid of each node's agent by host, as the manifest and the nodes' own telemetry say."""
-        reported = (entry.node for entry in self.summary.nodes.values())
-        return {node.host: node.agent_pid for node in reported if node} | manifest.agent_pids
-
-    def _living_agents(self, manifest: Manifest, now: float) -> frozenset[str]:
-        """Hosts whose agent is alive: looked up by process here, by its last record elsewhere."""
-        alive = []
-        for host, pid in self._agents(manifest).items():
-            if host == self._host:
-                if procs.agent_alive(self.run.path, pid):
-                    alive.append(host)
-            elif now - self._heard_t(host) < AGENT_SILENT_S:
-                alive.append(host)
-        return frozenset(alive)
-
-    def _heard_t(self, host: str) -> float:
-        node = self.summary.nodes.get(safe_name(host, 80))
-        return node.heard_t if node else 0.0
-
-    def _silent(self, manifest: Manifest, agents: Collection[str], now: float) -> dict[str, float]:
-        """Other machines of the run that have stopped reporting without having ended: seconds of silence."""
-        return {
-            host: now - heard_t
-            for host in self._agents(manifest)
-            if host != self._host
-            and host not in agents
-            and safe_name(host, 80) not in self.summary.launcher_exits
-            and (heard_t := self._heard_t(host))
-        }
-
-    def _count_processes(self) -> None:
-        """Count this run's processes here, now and then; only while no agent does it for us."""
-        now = time.monotonic()
-        if self._processes is not None and now - self._processes_looked < PROCESS_SCAN_S:
-            return
-        self._processes_looked = now
-        self._processes = len(procs.pids_of_run(self.run.path))
-        if self._processes == 0:
-            self._launcher_code = exits.launcher_exit(self.run)
-
-    def _with_end(self, manifest: Manifest) -> Manifest:
-        """The manifest with what can still be told of an end that no agent saw."""
-        return exits.complete(self.run, manifest, self.known_exits())
-
-    def _read_beats(self, agents: Collection[str]) -> dict[int, Beat]:
-        """Beats straight from the files: for few ranks, and where no agent hands them on."""
-        few = len(self.summary.ranks) <= DIRECT_BEATS
-        wanted = [
-            rank.rank
-            for rank in self.summary.ranks.values()
-            if (few or rank.sample_host not in agents) and rank.rank in self._beat_files
-        ]
-        due = wanted
-        if len(wanted) > BEATS_A_POLL:
-            wanted.sort()
-            start = bisect_right(wanted, self._beats_after)
-            due = (wanted[start:] + wanted[:start])[:BEATS_A_POLL]
-            self._beats_after = due[-1]
-        for number in due:
-            if (beat := read_beat(self._beat_files[number])) is not None:
-                self._beats[number] = beat
-        return {number: self._beats[number] for number in wanted if number in self._beats}
-
-    def _dead_pids(self) -> set[int]:
-        """Rank processes of this machine that are no longer there."""
-        dead = set()
-        for rank in self.summary.ranks.values():
-            host = rank.meta.host if rank.meta else rank.sample_host
-            pid = rank.sample.pid if rank.sample else rank.meta.pid if rank.meta else 0
-            if host == self._host and pid and not procs.alive(pid):
-                dead.add(pid)
-        return dead
-
-    def _notices(self, manifest: Manifest, agents: Collection[str], final: bool) -> tuple[str, ...]:
+    def _notices(self) -> list[str]:
+        """What was skipped or could not be read, and what is still to be read."""
         told = [self._manifest_notice] if self._manifest_notice else []
-        for name in sorted(self._files):
-            file = self._files[name]
+        for file in sorted([file for file in self._files() if file.is_odd], key=lambda file: file.name):
             if skipped := file.garbage + file.tail.skipped:
-                told.append(f"{name}: {skipped} broken line{'s' if skipped > 1 else ''} skipped")
+                told.append(f"{file.name}: {skipped} broken line{'s' if skipped > 1 else ''} skipped")
             if file.tail.restarts:
-                told.append(f"{name}: was truncated or replaced, read again from its beginning")
+                told.append(f"{file.name}: was truncated or replaced, read again from its beginning")
             if file.tail.error:
                 told.append(file.tail.error)
-        if left := sum(file.history_end - file.history for file in self._files.values()):
+        if left := sum([file.history_end - file.history for file in self._ranks]):
             told.append(f"reading {left >> 20} MiB of history")
-        if not final:
-            if self._host in manifest.agent_pids and self._host not in agents and self._processes != 0:
-                told.append(
-                    f"the agent on {self._host} is gone, training goes on without it: "
-                    f"ftdash agent --adopt {manifest.run}"
-                )
-            for node in self.summary.nodes.values():
-                if skew_s := node.skew.skew_s:
-                    how = "behind ours" if skew_s > 0 else "ahead of ours"
-                    told.append(f"the clock of {node.host} is {abs(skew_s):.0f} s {how}: corrected")
-        return tuple(told)
+        return told
+
+
+def _pieces(tail: Tail, deadline: float) -> Iterator[bytes]:
+    """What was added to a file, as far as it can be read until then (monotonic seconds)."""
+    while True:
+        if data := tail.read():
+            yield data
+        if not tail.behind or time.monotonic() > deadline:
+            return
+
+
+def _experts_at_end(data: bytes) -> list[AnyRecord]:
+    """Expert counts near the end of lines that only history is made of: it takes several to judge."""
+    near = data[-3 * RECENT_BYTES :]
+    if b'"experts"' not in near:
+        return []
+    lines = [line for line in near.split(b"\n")[1:] if b'"experts"' in line]
+    records, _ = decode_lines(decoder, b"\n".join(lines))
+    return [record for record in records if type(record) is Experts]
 
 
 def _raise_descriptor_limit(files: int) -> int:

@@ -13,7 +13,7 @@ from ftdash.monitor import liveness
 from ftdash.monitor.beat import Beat
 from ftdash.monitor.liveness import FINAL, Signs
 from ftdash.monitor.nvml.shown import gpu_state
-from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, to_float
+from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, Step, to_float
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import Alert, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
@@ -41,9 +41,13 @@ class Shown:
     """What was made of each rank last. Ranks that are not `due` are shown as they were; None: all are due."""
 
     due: Collection[int] | None = None
+    sums_due: bool = True  # whether what is taken over all ranks only to be compared with the plan is, too
     signs: dict[int, Signs] = field(default_factory=dict)
     states: dict[int, RankState] = field(default_factory=dict)
+    step_s: dict[int, float] = field(default_factory=dict)  # median of each rank's newest steps
+    measured: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, tuple[float, list[GpuState]]] = field(default_factory=dict)  # by host, with its time
+    gpu_of_uuid: dict[str, GpuState] = field(default_factory=dict)
 
     def is_due(self, rank: int) -> bool:
         return self.due is None or rank in self.due or rank not in self.states
@@ -53,6 +57,7 @@ class Shown:
         known = self.gpus.get(node.host)
         if known is None or known[0] != node.last_t:
             known = self.gpus[node.host] = (node.last_t, _gpus(node))
+            self.gpu_of_uuid.update((gpu.uuid, gpu) for gpu in known[1] if gpu.uuid)
         return known[1]
 
 
@@ -81,22 +86,24 @@ def build_state(
         now=around.now,
     )
     gpus = [gpu for host in sorted(summary.nodes) for gpu in shown.gpus_of(summary.nodes[host])]
-    by_uuid = {gpu.uuid: gpu for gpu in gpus if gpu.uuid}
     # the end of a watch is not that of the ranks
     phase = RunPhase.RUNNING if manifest.attached and outcome.phase is RunPhase.STOPPED else outcome.phase
     shown.states.update(
-        (rank.rank, _rank_state(rank, signs[rank.rank], phase, summary.nodes, by_uuid))
+        (rank.rank, _rank_state(rank, signs[rank.rank], phase, summary.nodes, shown.gpu_of_uuid))
         for rank in (ranks if phase in FINAL else due)
     )
     states = tuple([shown.states[rank.rank] for rank in ranks])
-    step = min((rank.last.step for rank in ranks if rank.last), default=0)
+    lasts = [rank.last for rank in ranks if rank.last]
+    step = min([last.step for last in lasts], default=0)
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
     tokens_per_s = _throughput(states, outcome.phase)
-    step_s = liveness.typical_step_s(ranks)
+    shown.step_s.update((rank.rank, step_s) for rank in due if (step_s := rank.median_step_s()) is not None)
+    step_s = median(shown.step_s.values()) if shown.step_s else None
+    if shown.sums_due:
+        shown.measured = _measured(ranks, lasts, states, tokens_per_s, step_s)
     running, stalled = outcome.phase is RunPhase.RUNNING, outcome.phase is RunPhase.STALLED
     points = summary.points()
-    lasts = [to_float(rank.last.loss) for rank in ranks if rank.last and rank.last.step == step]
-    losses = [loss for loss in lasts if loss is not None]
+    losses = [loss for last in lasts if last.step == step and (loss := to_float(last.loss)) is not None]
     return RunState(
         run=manifest.run,
         path=str(run.path),
@@ -118,8 +125,8 @@ def build_state(
         + _hang_alerts(summary, outcome),
         notices=around.notices + ((outcome.reason,) if outcome.reason and not (final or stalled) else ()),
         batch=_batch(manifest, ranks),
-        tokens_per_step=summary.tokens_per_step(),
-        measured=_measured(ranks, states, tokens_per_s, step_s),
+        tokens_per_step=summary.tokens_per_step(len(lasts)),
+        measured=shown.measured,
     )
 
 
@@ -233,20 +240,23 @@ def _throughput(states: tuple[RankState, ...], phase: RunPhase) -> float | None:
 
 def _batch(manifest: Manifest, ranks: list[RankSummary]) -> int | None:
     """Sequences in one optimizer step: micro-batch times accumulation, over the data-parallel ranks."""
-    metas = [rank.meta for rank in ranks if rank.meta and rank.meta.micro_batch]
-    if not metas:
+    meta = next((rank.meta for rank in ranks if rank.meta and rank.meta.micro_batch), None)
+    if meta is None:
         return None
     plan = manifest.plan or {}
     model_parallel = 1
     for axis in ("tp", "cp", "pp"):
         size = plan.get(axis, 1)
         model_parallel *= size if isinstance(size, int) and size > 0 else 1
-    meta = metas[0]
     return meta.micro_batch * max(1, meta.grad_accum) * max(1, meta.world_size // model_parallel)
 
 
 def _measured(
-    ranks: list[RankSummary], states: tuple[RankState, ...], tokens_per_s: float | None, step_s: float | None
+    ranks: list[RankSummary],
+    lasts: list[Step],
+    states: tuple[RankState, ...],
+    tokens_per_s: float | None,
+    step_s: float | None,
 ) -> dict[str, float]:
     """What the plan predicted, as measured: bytes are the largest rank's, seconds the median rank's."""
     found: dict[str, float] = {}
@@ -255,7 +265,6 @@ def _measured(
         if value:
             found[name] = value
 
-    lasts = [rank.last for rank in ranks if rank.last]
     put("between_steps", max([last.allocated for last in lasts], default=0))
     put("allocated", max([last.peak or last.allocated for last in lasts], default=0))
     put("reserved", max([last.peak_reserved or last.reserved for last in lasts], default=0))

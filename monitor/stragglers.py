@@ -20,10 +20,15 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Protocol
 
+from ftdash.monitor.records import Step
 from ftdash.monitor.state import RankState
 
 PHASES = ("data", "forward", "backward", "optimizer")
-WINDOWS = (8, 32)  # steps: the short window finds 1.3 within ten steps, the long one what is noisier
+WINDOWS = (8, 32, 64)  # steps: the short window finds 1.3 within ten steps, the long ones what is noisier
+STEADY = 0.1  # noise up to which a short window is enough; ranks that share processors are less steady
+DOUBTED = 16  # steps that it takes otherwise, where it costs less than
+HEAVY = 0.25  # of the step's time
+LASTING = 0.1  # of the step's time: what only the longest window finds has to cost so much
 SLOWDOWN = 1.15  # smaller differences between ranks are not worth a word
 SIGMAS = 5.0
 NOISE_FLOOR = 0.02  # of a phase's time: nobody's steps are steadier than this for long
@@ -68,11 +73,13 @@ class Straggler:
 class _Row:
     """One phase of one step, all ranks: time spent in it, and when it ended since the step began."""
 
-    __slots__ = ("_usual_ends", "ended", "ratios", "spent", "usual")
+    __slots__ = ("_before", "_ended", "_usual_ends", "ratios", "spent", "usual")
 
-    def __init__(self, spent: Sequence[float], ended: Sequence[float], small: float) -> None:
+    def __init__(self, spent: Sequence[float], before: _Row | None, small: float) -> None:
+        """`before`: the phase before it in the same step."""
         self.spent = spent
-        self.ended = ended
+        self._before = before
+        self._ended: Sequence[float] = ()
         self.usual = _medians_of_others(spent)
         if len(spent) > MANY_RANKS:
             scale, log = self.usual[0] + small, math.log
@@ -91,8 +98,16 @@ class _Row:
     def late(self, i: int) -> float:
         """Seconds by which it came out of the phase after them. Asked of few ranks, in few steps."""
         if not self._usual_ends:
-            self._usual_ends = _medians_of_others(self.ended)
-        return self.ended[i] - self._usual_ends[i]
+            self._usual_ends = _medians_of_others(self.ended())
+        return self.ended()[i] - self._usual_ends[i]
+
+    def ended(self) -> Sequence[float]:
+        """When each rank came out of the phase, in seconds since the step began."""
+        if self._before is None:
+            return self.spent
+        if not self._ended:
+            self._ended = list(map(operator.add, self._before.ended(), self.spent))
+        return self._ended
 
 
 class _Phase:
@@ -133,6 +148,7 @@ class StragglerDetector:
 
     def __init__(self) -> None:
         self._ranks: tuple[int, ...] = ()
+        self._members: frozenset[int] = frozenset()
         self._pending: dict[int, dict[int, Timed]] = {}
         self._phases = {phase: _Phase() for phase in PHASES}
         self._steps: deque[int] = deque(maxlen=KEPT_STEPS)
@@ -158,7 +174,7 @@ class StragglerDetector:
         wanted = tuple(sorted(ranks))
         if not wanted or wanted == self._ranks:
             return  # when all are gone, what was found last stays true
-        self._ranks = wanted
+        self._ranks, self._members = wanted, frozenset(wanted)
         for phase in self._phases.values():
             phase.clear()
         self._steps.clear()
@@ -173,12 +189,24 @@ class StragglerDetector:
 
     def add(self, rank: int, step: int, times: Timed) -> None:
         """One step of one rank. Repeated and older steps are ignored."""
+        self._report(step, ((rank, times),))
+
+    def add_all(self, ranks: Sequence[int], steps: Sequence[Step]) -> None:
+        """One step of each of these ranks; most often all are of one step."""
+        numbers = {step.step for step in steps}
+        if len(numbers) == 1:
+            self._report(numbers.pop(), zip(ranks, steps, strict=True))
+            return
+        for rank, step in zip(ranks, steps, strict=True):
+            self.add(rank, step.step, step)
+
+    def _report(self, step: int, times: Iterable[tuple[int, Timed]]) -> None:
         if step <= self._compared_step:
             return
         reports = self._pending.get(step)
         if reports is None:
             reports = self._pending[step] = {}
-        reports[rank] = times
+        reports.update(times)
         if len(reports) >= len(self._ranks) or len(self._pending) > PENDING_STEPS:
             self._compare_ready()
 
@@ -198,9 +226,8 @@ class StragglerDetector:
         while self._pending:
             step = min(self._pending)
             reports = self._pending[step]
-            times = [times for rank in self._ranks if (times := reports.get(rank)) is not None]
-            if len(times) == len(self._ranks):
-                self._compare(step, times)
+            if reports.keys() >= self._members:
+                self._compare(step, [reports[rank] for rank in self._ranks])
             elif len(self._pending) <= PENDING_STEPS:
                 break
             del self._pending[step]
@@ -219,7 +246,7 @@ class StragglerDetector:
         self._step_s.append(step_s)
         self._tokens.append([entry.tokens for entry in times])
         small = 0.005 * step_s  # added to both sides: a phase that takes nothing has no ratio
-        ended: Sequence[float] = [0.0] * len(times)
+        row: _Row | None = None
         columns = (
             [entry.data_s for entry in times],
             [entry.forward_s for entry in times],
@@ -227,8 +254,8 @@ class StragglerDetector:
             [entry.optimizer_s for entry in times],
         )
         for phase, spent in zip(self._phases.values(), columns, strict=True):
-            ended = list(map(operator.add, ended, spent))
-            phase.add(_Row(spent, ended, small))
+            row = _Row(spent, row, small)
+            phase.add(row)
 
     def _stragglers(self, step: int) -> Iterable[Straggler]:
         slow: dict[int, Straggler] = {}
@@ -241,7 +268,7 @@ class StragglerDetector:
                 needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
                 # Saves the rest for the many ranks that are not slow at all.
                 suspects = [i for i, newest in enumerate(sums) if newest >= needed * 4 / 3]
-                for straggler in self._over(name, phase, suspects, needed, window, step):
+                for straggler in self._over(name, phase, suspects, needed, noise, window, step):
                     known = slow.get(straggler.rank)
                     if known is None or straggler.excess_s > known.excess_s:
                         slow[straggler.rank] = straggler
@@ -257,7 +284,14 @@ class StragglerDetector:
         return self._steps[first]
 
     def _over(
-        self, name: str, phase: _Phase, suspects: Sequence[int], needed: float, window: int, step: int
+        self,
+        name: str,
+        phase: _Phase,
+        suspects: Sequence[int],
+        needed: float,
+        noise: float,
+        window: int,
+        step: int,
     ) -> Iterable[Straggler]:
         """Suspects that are slow over the window: by the median, and in nearly every step of it."""
         if not suspects:
@@ -268,13 +302,19 @@ class StragglerDetector:
         for i in suspects:
             rank = self._ranks[i]
             over = [row.ratios[i] for row in rows]
-            if median(over) < needed or sum(ratio > needed / 3 for ratio in over) < 0.85 * window:
+            if not _keeps_over(over, needed):
                 continue
             began = next(k for k, ratio in enumerate(over) if ratio > needed / 3)
             excess = median(row.excess(i) for row in rows[began:])
             late = median(row.late(i) for row in rows[began:])
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
+            if window > WINDOWS[1] and excess < LASTING * step_s:
+                continue
+            if window < DOUBTED and noise > STEADY and excess < HEAVY * step_s:
+                before = [row.ratios[i] for row in kept[-DOUBTED:]]
+                if len(before) < DOUBTED or not _keeps_over(before, needed):
+                    continue
             since = self._since.setdefault(
                 (rank, name), self._first_over(kept, i, began - window, needed / 3)
             )
@@ -282,6 +322,12 @@ class StragglerDetector:
             slowdown = math.exp(median(over[began:]))
             early = since - self._first_step < WINDOWS[0]
             yield Straggler(rank, name, slowdown, excess, since, step, or_earlier=early)
+
+
+def _keeps_over(ratios: Sequence[float], needed: float) -> bool:
+    """Whether the median is, and nearly every step a little: of many steps fewer, as each has its noise."""
+    share = 0.85 if len(ratios) <= WINDOWS[1] else 0.7
+    return median(ratios) >= needed and sum(ratio > needed / 3 for ratio in ratios) >= share * len(ratios)
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:

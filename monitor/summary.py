@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +88,7 @@ class RankSummary:
     """The last word of one rank, the pace of its newest steps, and what its agent saw of its process."""
 
     rank: int
+    host: str = ""  # as it says itself, else as its agent does
     meta: Meta | None = None
     last: Step | None = None
     tokens: int = 0
@@ -96,32 +96,24 @@ class RankSummary:
     sample_host: str = ""
     exit: Exit | None = None
     experts: dict[int, Experts] = field(default_factory=dict)
-    _times: deque[float] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))
-    _sorted_times: list[float] = field(default_factory=list)
-    _rated_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
-    _rated_tokens: deque[int] = field(default_factory=lambda: deque(maxlen=RATE_STEPS))
+    _newest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_STEPS))  # s, tokens
 
     def add_step(self, record: Step) -> None:
-        """The newest step."""
+        """The newest step. Met a thousand times a second: what it means is worked out when somebody asks."""
         self.last = record
         self.tokens += record.tokens
-        times, ordered, step_s = self._times, self._sorted_times, record.step_s
-        self._rated_s.append(step_s)
-        self._rated_tokens.append(record.tokens)
-        if len(times) == PACE_STEPS:
-            del ordered[bisect_left(ordered, times[0])]
-        times.append(step_s)
-        insort(ordered, step_s)
+        self._newest.append((record.step_s, record.tokens))
 
     def median_step_s(self) -> float | None:
         """The median time of the newest 25 steps, seconds."""
-        ordered = self._sorted_times
+        ordered = sorted([step_s for step_s, _ in self._newest])
         return ordered[len(ordered) // 2] or None if ordered else None
 
     def tokens_per_s(self) -> float | None:
         """Label tokens per second over the newest 10 steps; None when nobody counts them."""
-        seconds = sum(self._rated_s)
-        return sum(self._rated_tokens) / seconds if seconds > 0 and self.tokens else None
+        newest = list(self._newest)[-RATE_STEPS:]
+        seconds = sum([step_s for step_s, _ in newest])
+        return sum([tokens for _, tokens in newest]) / seconds if seconds > 0 and self.tokens else None
 
 
 @dataclass(slots=True)
@@ -145,6 +137,7 @@ class Summary:
 
     def __init__(self, points: int = 600) -> None:
         self.ranks: dict[int, RankSummary] = {}
+        self.ranks_of_host: dict[str, set[int]] = {}
         self.nodes: dict[str, NodeSummary] = {}
         self.events: deque[Event] = deque(maxlen=RECENT_EVENTS)
         self.launcher_exits: dict[str, Exit] = {}
@@ -161,6 +154,12 @@ class Summary:
             found = self.ranks[rank] = RankSummary(rank)
         return found
 
+    def _place(self, summary: RankSummary, host: str) -> None:
+        if summary.host != host:
+            self.ranks_of_host.get(summary.host, set()).discard(summary.rank)
+            self.ranks_of_host.setdefault(host, set()).add(summary.rank)
+            summary.host = host
+
     def feed_rank(self, rank: int, records: Iterable[msgspec.Struct]) -> None:
         """Full records of one rank's file, in order."""
         summary = self.rank(rank)
@@ -174,8 +173,15 @@ class Summary:
                 self._note_routing(rank, record.step, record.layer, record.counts)
             elif isinstance(record, Meta):
                 summary.meta = record
+                self._place(summary, record.host)
             elif isinstance(record, Event):
                 self.events.append(record)
+
+    def feed_steps(self, ranks: Sequence[int], steps: Sequence[Step]) -> None:
+        """One new full record of each of these ranks: what a thousand ranks write in a second."""
+        for rank, record in zip(ranks, steps, strict=True):
+            self.rank(rank).add_step(record)
+        self.timeline.add_all(steps)
 
     def feed_rank_history(self, rank: int, records: Sequence[LeanRecord]) -> bool:
         """Lean records of one rank's file, older than those fed in full. True: there are meta records,
@@ -235,6 +241,8 @@ class Summary:
                     record = msgspec.structs.replace(record, rss=before.rss)
                 summary.sample = record
                 summary.sample_host = host
+                if summary.meta is None:
+                    self._place(summary, host)
                 if record.rss and record.beat_step > 0 and not record.gpu_uuid:
                     self.timeline.note_rss(record.beat_step, record.rss)
                 self.launcher_exits.pop(host, None)  # a requeued job has started again
@@ -265,9 +273,14 @@ class Summary:
             self._layers = tuple(self._experts[layer] for layer in sorted(self._experts))
         return self._layers
 
-    def tokens_per_step(self) -> float | None:
-        """Mean of the label tokens of all ranks over the newest steps that every rank has reported."""
-        return self.timeline.tokens_per_step(sum(rank.last is not None for rank in self.ranks.values()))
+    def output_dir(self) -> str:
+        """Where the first rank that says so writes its checkpoints; empty when none does."""
+        told = (rank.meta.output_dir for rank in self.ranks.values() if rank.meta is not None)
+        return next(filter(None, told), "")
+
+    def tokens_per_step(self, ranks: int) -> float | None:
+        """Mean of the label tokens of all ranks over the newest steps that `ranks` ranks have reported."""
+        return self.timeline.tokens_per_step(ranks)
 
     def points(self) -> tuple[Point, ...]:
         """The whole run, coarse where it is old and step by step where it is new; cumulative tokens."""

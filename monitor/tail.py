@@ -7,6 +7,7 @@ longer than the limit is skipped. So memory stays bounded whatever is written.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 20
@@ -21,6 +22,7 @@ class Tail:
 
     __slots__ = (
         "_fd",
+        "_first_bytes",
         "_identity",
         "_idle",
         "_large",
@@ -34,8 +36,9 @@ class Tail:
         "skipped",
     )
 
-    def __init__(self, path: Path, keep_open: bool = True) -> None:
+    def __init__(self, path: Path, keep_open: bool = True, first_bytes: int = FIRST_BYTES) -> None:
         self.path = path
+        self._first_bytes = first_bytes
         self.keep_open = keep_open  # False where descriptors are scarce: opened for each read
         self.offset = 0
         self.behind = True  # there may be more than was read so far
@@ -56,7 +59,7 @@ class Tail:
         if self._fd < 0 and not self._open():
             self.behind = False
             return b""
-        limit = limit or (CHUNK_BYTES if self._large else FIRST_BYTES)
+        limit = limit or (CHUNK_BYTES if self._large else self._first_bytes)
         try:
             data = os.pread(self._fd, limit, self.offset)
             if data.endswith(b"\n") and len(data) < limit and not self._skipping:
@@ -149,6 +152,10 @@ class Tail:
             return False
         self.error = ""
         found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):
+            self.error = f"cannot read {self.path}: not a regular file"  # a pipe or a device never ends
+            self.close()
+            return False
         identity = (found.st_dev, found.st_ino)
         if self._identity is not None and identity != self._identity:
             self._restart()

@@ -158,6 +158,18 @@ class Timeline:
         if self._waiting_records >= MOST_WAITING:
             self._add_up()
 
+    def add_all(self, records: Sequence[Step]) -> None:
+        """Full records of any ranks; most often all are of one step."""
+        steps = {record.step for record in records}
+        if len(steps) > 1:
+            for record in records:
+                self.add(record)
+        elif steps:
+            self._waiting.setdefault(steps.pop(), []).extend(records)
+            self._waiting_records += len(records)
+            if self._waiting_records >= MOST_WAITING:
+                self._add_up()
+
     def note_rss(self, step: int, rss: int) -> None:
         """Resident bytes of a rank's process in a step, whose records may not have been read yet."""
         bucket = self._bucket(step)
@@ -220,7 +232,7 @@ class Timeline:
         self._changed_from = math.inf
         shown = points[-1].step if points else -math.inf
         stride = self.old.stride
-        for key in sorted(self.old.buckets):
+        for key in sorted(self.old.buckets) if shown < self._newest_from - 1 else ():
             step = min(key * stride + stride - 1, int(self._newest_from) - 1)
             if step > shown and self.old.buckets[key].records:
                 points.append(self.old.buckets[key].point(step, ranks, points[-1].tokens if points else 0))
