@@ -87,6 +87,20 @@ def test_dropout_costs_memory_only_where_adapters_train() -> None:
     assert memory(lora_dropout=0.05, **fields) == memory(**fields)
 
 
+def test_adapters_take_the_time_of_their_own_kernels() -> None:
+    """Adapters in fp32, as peft makes them on a 16-bit base, take back most of what LoRA does not compute:
+    5,033 and 5,099 tokens/s of a 3B with LoRA and in full (fms-acceleration)."""
+    fields = {"model": "llama-3.2-3b", "gpu": "a100-80g", "gpus": 1, "strategy": "none", "seq_len": 4096}
+    fields |= {"precision": "bf16", "micro_batch": 4, "optimizer": "adamw-foreach"}
+    lora = fields | {"method": "lora", "lora_targets": ["attention"], "lora_dropout": 0.1}
+    full = plan(**fields).time.tokens_per_s_per_gpu
+    half, whole, plain = (
+        plan(**(lora | extra)).time.tokens_per_s_per_gpu
+        for extra in ({}, {"adapter_dtype": "fp32"}, {"lora_dropout": 0.0})
+    )
+    assert full < whole < half < plain < 1.5 * full
+
+
 def test_an_untied_head_is_one_more_matrix_of_the_vocabulary() -> None:
     fields = {"model": "llama-3.2-1b", "gpus": 1, "strategy": "none", "method": "lora", "precision": "bf16"}
     tied, untied = plan(**fields), plan(untied_head=True, **fields)
@@ -141,8 +155,8 @@ def test_logits_in_fp32_that_the_caller_holds_stay_through_backward() -> None:
 
 def test_a_loss_in_the_logits_own_dtype_makes_no_fp32_copy() -> None:
     fields = {"model": "llama-3-8b", "gpus": 8, "seq_len": 8192, "precision": "bf16", "loss": "native"}
-    assert logits(PhaseName.BACKWARD_START, **fields) == 8 * 8192 * 128_256
-    assert logits(PhaseName.BACKWARD_START, **(fields | {"precision": "fp32"})) == 16 * 8192 * 128_256
+    assert logits(PhaseName.FORWARD_END, **fields) == 6 * 8192 * 128_256
+    assert logits(PhaseName.BACKWARD_START, **(fields | {"precision": "fp32"})) == 12 * 8192 * 128_256
     with pytest.raises(PlanError, match=r"--loss native .* autocast"):
         plan(**(fields | {"precision": "bf16-mixed", "strategy": "ddp"}))
 

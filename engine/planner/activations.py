@@ -122,7 +122,7 @@ def saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Li
         _norms_saved(s, layer, adapted)
         + _attention_saved(s, layer, adapted)
         + _feed_forward_saved(s, layer, adapted)
-        + _adapter_saved(s, layer, adapted)
+        + adapter_saved(s, layer, adapted)
     )
 
 
@@ -135,7 +135,7 @@ def _inputs_kept(s: Setting, adapted: tuple[Linear, ...] | None, names: tuple[Li
     if adapted is None:
         return True
     if s.plan.lora_dropout and not s.plan.dora:
-        adapted = ()  # each adapter keeps its own dropped input: `_adapter_saved`
+        adapted = ()  # each adapter keeps its own dropped input: `adapter_saved`
     return any(linear in adapted or (_keeps_input(s) and _is_packed(s, linear)) for linear in names)
 
 
@@ -244,7 +244,7 @@ def _widths(layer: LayerShape) -> tuple[tuple[int, Role, int], ...]:
     return tuple(found)
 
 
-def _adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
+def adapter_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
     """The r-wide product between A and B of each adapter; DoRA keeps each adapted linear's output as well.
 
     fp32 adapters under autocast each cast their input for themselves, so nothing is shared between q, k and
@@ -336,22 +336,21 @@ CHUNKS = 8  # torchtitan's and torchtune's chunked losses
 def logits_bytes(s: Setting) -> LogitsBytes:
     """Full: logits, their fp32 copy and the log-softmax forward; log-softmax and two fp32 gradients backward.
 
-    Native: nothing is turned into fp32; the logits, which the loop holds, their shifted copy and the
-    log-softmax forward; the logits, log-softmax and two gradients backward. Upcast: the model returns fp32
-    logits, which its caller holds until backward is over (transformers before 4.45, torchtitan before its
-    #391): no cast is left to the loss, and nothing is freed before it. Under tensor parallelism the loss is
-    computed on shards by DTensor's loss-parallel handlers, which build shifted logits, the one-hot gradient,
-    the exponentials and their sum one after the other (torch/distributed/tensor/parallel/loss.py). Compiled,
-    one fp32 pass is fused away. Chunked, an eager loss keeps every chunk's log-softmax, a compiled one only
-    the chunk it works on. Fused: nothing of size V lives outside the kernel; but Megatron's fused
-    cross-entropy fuses its passes alone and keeps the logits, as a compiled loss does
-    (megatron/core/fusions/fused_cross_entropy.py).
+    Native: nothing is turned into fp32; the logits, their shifted copy and the log-softmax forward;
+    log-softmax and two gradients backward. Upcast: the model returns fp32 logits, which its caller holds
+    until backward is over (transformers before 4.45, torchtitan before its #391): no cast is left to the
+    loss, and nothing is freed before it. Under tensor parallelism the loss is computed on shards by DTensor's
+    loss-parallel handlers, which build shifted logits, the one-hot gradient, the exponentials and their sum
+    one after the other (torch/distributed/tensor/parallel/loss.py). Compiled, one fp32 pass is fused away.
+    Chunked, an eager loss keeps every chunk's log-softmax, a compiled one only the chunk it works on. Fused:
+    nothing of size V lives outside the kernel; but Megatron's fused cross-entropy fuses its passes alone and
+    keeps the logits, as a compiled loss does (megatron/core/fusions/fused_cross_entropy.py).
     """
     c = s.dtypes.compute
     match s.plan.loss:
         case Loss.NATIVE:
             entry = 4 if s.dtypes.upcast_frozen == 4 and s.dtypes.quant is not None else c
-            return LogitsBytes(3 * entry, 4 * entry, 4 * entry)
+            return LogitsBytes(3 * entry, 3 * entry, 3 * entry)
         case Loss.UPCAST if s.mesh.tp > 1:
             return LogitsBytes(c + 12, 20, c + 20)
         case Loss.UPCAST:

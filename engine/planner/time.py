@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ftdash.engine.links import LinkRate, rates_of
+from ftdash.engine.model.shape import LayerShape, Linear, Role
 from ftdash.engine.plan import Checkpointing, Method, Offload, Optimizer, PipelineSchedule, Precision
-from ftdash.engine.planner.activations import block, logits_bytes
+from ftdash.engine.planner.activations import adapter_saved, block, logits_bytes
 from ftdash.engine.planner.numerics import LOW_PRECISION, SHARDS_OPTIMIZER
 from ftdash.engine.planner.result import Collective, StepTime, Traffic
 from ftdash.engine.planner.setting import Setting
@@ -86,8 +87,9 @@ def compute_seconds(s: Setting, tokens: float) -> float:
     matmul /= 1 + TENSOR_SPLIT_LOSS * math.log2(s.mesh.tp)
     passes = _passes(s)
     dense, experts = s.sums.dense_products, s.sums.expert_products
-    flops = passes * dense + 6 * (s.trainable_params if s.lora is not None else 0)
-    seconds = flops / (rate * matmul)
+    seconds = passes * dense / (rate * matmul)
+    if s.lora is not None:
+        seconds += 6 * s.trainable_params / (matmul * (s.gpu.fp32_flops if _fp32_adapters(s) else rate))
     if experts:
         width = s.sums.expert_width
         seconds += passes * experts / (rate * matmul * width / (width + EXPERT_WIDTH_HALF))
@@ -119,13 +121,43 @@ def _passes(s: Setting) -> float:
 def _pointwise_bytes(s: Setting) -> float:
     """Bytes that norms, rotations, activations and the loss move per token."""
     passes = POINTWISE_PASSES_COMPILED if s.plan.compile else POINTWISE_PASSES
-    saved = 0.0
+    saved = adapters = 0.0
     for index, group in enumerate(s.shape.groups):
         adapted = None if s.lora is None else s.lora.layers[index].adapted
-        saved += group.count * block(s, group.layer, adapted).everything
+        everything = block(s, group.layer, adapted).everything
+        if adapted and not s.plan.compile:
+            everything -= adapter_saved(s, group.layer, adapted)
+            adapters += group.count * _adapter_bytes(s, group.layer, adapted)
+        saved += group.count * everything
     if s.plan.checkpointing is not Checkpointing.NONE:
         passes *= 4 / 3
-    return passes * saved + 2 * logits_bytes(s).backward * s.shape.vocab
+    return passes * saved + adapters + 2 * logits_bytes(s).backward * s.shape.vocab
+
+
+def _fp32_adapters(s: Setting) -> bool:
+    """peft's fp32 adapters on a 16-bit base: without autocast they compute in fp32."""
+    return s.plan.precision is Precision.BF16 and s.dtypes.param == 4
+
+
+def _adapter_bytes(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...]) -> float:
+    """Bytes per token that eager adapters of one block move, kernel by kernel, in forward, backward and
+    recomputation: result + B(A(dropout(x))) * scaling (peft, tuners/lora/layer.py). Inputs: cast, dropout
+    with its mask, A; outputs: B, scaling, sum and the cast back; backward the same the other way, with the
+    sum into the input's gradient.
+    """
+    c = s.dtypes.compute
+    a = 4 if _fp32_adapters(s) else c
+    cast = c + a if a != c else 0
+    dropped = 2 * a + 1 if s.plan.lora_dropout else 0
+    forward_in, forward_out = cast + dropped + a, 3 * a + (c + 2 * a if a == c else c + 3 * a + c)
+    backward_in, backward_out = 2 * a + dropped + cast + 3 * c, cast + 4 * a
+    forwards = 1 if s.plan.checkpointing is Checkpointing.NONE else 2
+    copies = layer.moe.top_k if layer.moe is not None else 1
+    return sum(
+        (copies if x.role is Role.EXPERT else 1)
+        * (x.d_in * (forwards * forward_in + backward_in) + x.d_out * (forwards * forward_out + backward_out))
+        for x in adapted
+    )
 
 
 def bubble(s: Setting) -> float:
