@@ -43,7 +43,7 @@ class MonitorPane(Pane):
     HELP = (
         "d  dumps the stacks of the rank under the cursor and shows them; enter opens the rank\n"
         "x  makes one part large: ranks, experts, curves, then all again\n"
-        "a  acknowledges the alert under the cursor\n"
+        "a  acknowledges the alert under the cursor, enter shows it whole\n"
         "c  lays another run's curves over these, at the same number of tokens; again: takes them away\n"
         "p  plays the run from its beginning; again: returns to what is now\n"
         "space  pauses the replay\n"
@@ -220,7 +220,7 @@ class MonitorPane(Pane):
         layers = heat.lines_for(state.experts) + 2 if heat.display else 0
         gpu_lines = 0
         if self.query_one(GpuStrip).display:
-            width = self.query_one("#monitor-main").size.width
+            width = self.query_one("#monitor-main").size.width - 2
             gpu_lines = self.query_one(GpuStrip).lines_for(state.gpus, width) + 2
         heights = (room, wanted if not many else 0, layers, gpu_lines)
         if heights == self._heights or not room:
@@ -235,7 +235,7 @@ class MonitorPane(Pane):
             table.styles.height = "1fr"
             heat.styles.height = min(layers, 8) if lines + 2 >= most else min(layers, max(8, room // 3))
             return
-        gpus = min(gpu_lines, max(3, room // 4)) if gpu_lines else 0
+        gpus = min(gpu_lines, max(4, room * 3 // 10)) if gpu_lines else 0
         self.query_one(GpuStrip).styles.height = gpus
         left = room - gpus
         roomy = wanted + layers + ROOM_FOR_CURVE <= left and not self.has_class("-narrow")
@@ -344,6 +344,12 @@ class MonitorPane(Pane):
         from ftdash.tui.panes.rank import RankScreen
 
         self.app.push_screen(RankScreen(feed.run, rank, dump=dump))
+
+    @on(Grid.Selected, "#alerts")
+    def _alert_opened(self, event: Grid.Selected) -> None:
+        from ftdash.tui.panes.alert import AlertScreen
+
+        self.app.push_screen(AlertScreen(event.item[0]))
 
     @on(NodeGrid.Chosen)
     def _node_chosen(self, event: NodeGrid.Chosen) -> None:

@@ -7,6 +7,7 @@ import textwrap
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 from rich.style import Style
@@ -29,14 +30,39 @@ LOOK: dict[str, tuple[int, str, Style]] = {
 CLOCK = 5  # cells of "14:01"
 ROOM_FOR_CLOCK = 30  # columns
 
+MOST_LINES = 5  # of one alert in the list; its window has the rest
+ROOM_FOR_TWO = 4  # lines of the list from which every alert has two
 AlertRow = tuple[Alert, int, str]  # the alert, which of its lines, and that line
+
+
+@lru_cache(maxsize=512)
+def listed(text: str, width: int, first: int, most: int) -> tuple[tuple[str, ...], int]:
+    """An alert as at most so many lines of `width` cells, `first` in the first, and how many are evidence.
+
+    What is found comes first; what to do about it, after the first semicolon, has a line where there are two.
+    """
+    found, _, advice = text.partition("; ")
+    evidence = textwrap.wrap(" " * (width - first) + found, width, drop_whitespace=False)
+    evidence = [line.strip() for line in evidence if line.strip()] or [""]
+    rest = textwrap.wrap(advice, width)
+    shown = _cut(evidence, max(1, most - bool(rest)), width)
+    return (*shown, *_cut(rest, most - len(shown), width)), len(shown)
+
+
+def _cut(lines: list[str], most: int, width: int) -> list[str]:
+    if len(lines) <= most or most < 1:
+        return lines[:most]
+    return [*lines[: most - 1], fmt.fit(f"{lines[most - 1]} {lines[most]}", width).rstrip()]
 
 
 class AlertList(Grid):
     """Open alerts; `a` acknowledges one, `A` shows the acknowledged again."""
 
-    HELP = "✗ error, ▲ warning, · note.\na  acknowledges the alert under the cursor\nA  shows all again"
-    HINTS = "↑↓ alert  a acknowledge  A show all"
+    HELP = (
+        "✗ error, ▲ warning, · note.\nenter  shows the alert under the cursor whole\n"
+        "a  acknowledges it\nA  shows all again"
+    )
+    HINTS = "↑↓ alert  enter whole  a acknowledge  A show all"
     HEADER = False
 
     BINDINGS: ClassVar = [
@@ -75,14 +101,19 @@ class AlertList(Grid):
         self._wrap()
 
     def _wrap(self) -> None:
-        """An alert is read whole: it takes as many lines as the width asks for."""
-        clock = CLOCK + 1 if self._with_clock() else 0
-        room = max(10, self.size.width - clock - 3)
+        """An alert takes as many lines as its text asks for, and as leave room for the others."""
         rows: list[AlertRow] = []
         for alert in self.alerts:
-            lines = textwrap.wrap(fmt.clean(alert.text), room) or [""]
+            lines, _ = self._listed(alert)
             rows += [(alert, number, line) for number, line in enumerate(lines)]
-        self.set_items(rows)
+        if rows != self.items:
+            self.set_items(rows)
+
+    def _listed(self, alert: Alert) -> tuple[tuple[str, ...], int]:
+        width, height = self.size
+        room = max(10, width - 3)
+        most = min(MOST_LINES, max(height // max(1, len(self.alerts)), 2 if height >= ROOM_FOR_TWO else 1))
+        return listed(fmt.clean(alert.text), room, room - (CLOCK + 1 if self._with_clock() else 0), most)
 
     def _with_clock(self) -> bool:
         return self.size.width >= ROOM_FOR_CLOCK
@@ -102,11 +133,14 @@ class AlertList(Grid):
     def cells(self, item: AlertRow, columns: Sequence[Column]) -> Line:
         alert, number, text = item
         _, symbol, style = LOOK.get(alert.severity, LOOK["note"])
+        if number:
+            evidence = self._listed(alert)[1]
+            return ((f"  {text}", style if number < evidence else theme.TEXT),)
         clock = time.strftime("%H:%M", time.localtime(alert.t)) if alert.t else ""
         cells = {
-            "mark": ("" if number else symbol, style),
+            "mark": (symbol, style),
             "text": (text, style),
-            "time": ("" if number else clock, theme.DIM),
+            "time": (clock, theme.DIM),
         }
         return tuple(cells[column.key] for column in columns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -19,6 +20,8 @@ from ftdash.tui.widgets.lines import Line
 from ftdash.tui.widgets.rank_rows import FoldedRow, GroupRow, RankRow, Row, Sort, Standing, arrange
 
 LATE_S = 15.0  # a heartbeat older than this is worth a word
+LEAST_FOLDED = 4  # fewer ranks are always shown one by one
+_OWN_RANK = re.compile(r"^rank \d+( on \S+)?( is)? ")  # which rank and where, the row says already
 
 
 STATE_LOOK: dict[RankPhase, tuple[str, Style]] = {
@@ -96,7 +99,7 @@ class RankTable(Grid):
     def folding(self) -> bool:
         if self.fold is not None:
             return self.fold
-        return len(self.ranks) > max(16, self.size.height - 1)
+        return len(self.ranks) > max(LEAST_FOLDED, self.size.height - self.HEADER)
 
     def selected_rank(self) -> RankState | None:
         match self.selected:
@@ -263,7 +266,9 @@ class RankTable(Grid):
         if gpu is not None and gpu.state != "ok":
             symbol, style, words = theme.GLYPHS.no, theme.BAD, f"GPU {gpu.state}: {fmt.clean(gpu.error)}"
         elif row.slow or row.note:
-            cause = row.note or (", ".join(gpu.throttle) if gpu is not None and gpu.throttle else "")
+            cause = _OWN_RANK.sub("", row.note) or (
+                ", ".join(gpu.throttle) if gpu is not None and gpu.throttle else ""
+            )
             words = (
                 f"slow: {cause}" if row.slow and cause and "slow" not in cause else cause or f"slow, {words}"
             )
