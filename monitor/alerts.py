@@ -66,7 +66,8 @@ class AlertLimits:
     tokens_uneven: float = 1.3  # largest over smallest mean
     disk_free: float = 0.03
     disk_hours: float = 1.0
-    checkpoint_s: float = 2 * 3600.0
+    checkpoint_s: float = 2 * 3600.0  # where the run's own pace of saving is not known
+    checkpoint_late_s: float = 900.0  # where it is, at the earliest
     plan_missed: float = 0.2
     slower: float = 1.3
     zero_losses: int = 3
@@ -457,8 +458,16 @@ def _files(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterato
                 f"{gib(free_now)} free on the disk of {look.disk_path}, full in {duration(free_now / rate)}"
             )
             yield Alert("disk-filling", "warning", text)
-    if look.checkpoint_t is not None and state.now - look.checkpoint_t > limits.checkpoint_s:
-        text = f"the newest checkpoint is {duration(state.now - look.checkpoint_t)} old"
+    if look.checkpoint_t is None:
+        return
+    # One that was there before the run, which goes on from it, is as old as the run.
+    age = state.now - max(look.checkpoint_t, state.manifest.started)
+    every = look.checkpoint_every_s
+    wanted = limits.checkpoint_s if every is None else max(limits.checkpoint_late_s, 1.5 * every)
+    if age > wanted:
+        text = f"the newest checkpoint is {duration(age)} old"
+        if every is not None:
+            text += f"; those before it came {duration(every)} apart at most"
         yield Alert("checkpoint-old", "warning", text)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from dataclasses import replace
 
@@ -284,6 +285,22 @@ def test_an_old_checkpoint_is_told_when_there_is_one(tmp_path):
     now = seen.checkpoint_t + 3 * 3600
     assert codes(replace(state, now=now), history) == ["checkpoint-old"]
     assert find_alerts(replace(state, now=now), history, AlertLimits(checkpoint_s=4 * 3600)) == ()
+
+
+def test_a_checkpoint_is_old_by_the_pace_at_which_the_run_saved_before(tmp_path):
+    history, state = play(10)
+    for number in range(3):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        os.utime(folder, (1e9 + 3600 * number,) * 2)
+    seen = look_at_files(tmp_path, str(tmp_path))
+    assert seen is not None
+    history.note_look(replace(seen, disk_free=seen.disk_total))
+    last = 1e9 + 2 * 3600
+    assert codes(replace(state, now=last + 1.25 * 3600), history) == []
+    assert codes(replace(state, now=last + 1.75 * 3600), history) == ["checkpoint-old"]
+    state = replace(state, manifest=Manifest(run="r", started=last + 3600))
+    assert codes(replace(state, now=last + 1.75 * 3600), history) == []
 
 
 def test_a_missed_plan_is_told_on_gpus_and_not_on_cpu():

@@ -12,7 +12,18 @@ import pytest
 
 from ftdash.monitor.beat import BeatWriter
 from ftdash.monitor.reader import LARGE_FILE_BYTES, RunReader
-from ftdash.monitor.records import Event, Exit, Experts, GpuSample, Meta, Node, RankSample, Step, number
+from ftdash.monitor.records import (
+    Event,
+    Exit,
+    Experts,
+    GpuSample,
+    Meta,
+    Node,
+    RankSample,
+    Record,
+    Step,
+    number,
+)
 from ftdash.monitor.rundir import RankExit, RunDir, RunError
 from ftdash.monitor.state import RankPhase, RunPhase
 from ftdash.monitor.timeline import Series
@@ -85,6 +96,23 @@ def test_experts_are_summed_over_ranks_by_layer(tmp_path: Path) -> None:
     experts = read(run).experts
     assert [(layer.layer, layer.counts) for layer in experts] == [(0, (2, 4, 6, 8)), (1, (10, 0, 0, 8))]
     assert experts[0].imbalance == pytest.approx(8 * 4 / 20)
+
+
+@pytest.mark.parametrize("between", [1, 300])
+def test_an_expert_that_got_no_tokens_for_long_is_dead_at_the_first_look(
+    tmp_path: Path, between: int
+) -> None:
+    """However much stands between two records: of a longer file only the end is decoded in full."""
+    run = running(tmp_path)
+    for rank in (0, 1):
+        records: list[Record] = [meta(rank)]
+        for number_ in range(10, 80, 10):
+            records += [step(number_ + i) for i in range(between)]
+            records += [Experts(t=1.0, step=number_, layer=0, counts=[90, 70, 0, 80])]
+        write(run.rank_file(rank), *records)
+    state = RunReader(run).poll()
+    dead = next(alert.text for alert in state.alerts if alert.code == "expert-dead")
+    assert dead.startswith("no tokens go to 1 expert: L0/E2;")
 
 
 def test_garbage_is_counted_and_costs_no_other_line(tmp_path: Path) -> None:

@@ -99,6 +99,15 @@ def test_files_need_not_stay_open(tmp_path: Path) -> None:
     assert tail.read() == b"two\n"
 
 
+def test_what_is_no_regular_file_is_told_and_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    for name in ("pipe", "zeros"):
+        tail = Tail(tmp_path / name)
+        assert tail.read() == b""
+        assert "not a regular file" in tail.error
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     lines=st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\n", b"")), max_size=30),

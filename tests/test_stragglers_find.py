@@ -149,6 +149,40 @@ def test_a_phase_that_costs_nothing_is_not_worth_a_word():
     assert detector.found == ()
 
 
+def found_by_rank(ranks: int, steps: int, **options) -> dict[int, set[str]]:
+    """Every rank that was ever found, with the phases."""
+    detector = StragglerDetector()
+    detector.expect(range(ranks))
+    found: dict[int, set[str]] = {}
+    for step, times in enumerate(synchronous(ranks, steps, **options)):
+        for rank, entry in enumerate(times):
+            detector.add(rank, step, entry)
+        for entry in detector.found:
+            found.setdefault(entry.rank, set()).add(entry.phase)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_two_of_four_are_found_where_ranks_share_processors_and_no_step_is_like_the_other(seed):
+    found = found_by_rank(
+        4,
+        150,
+        noise=0.3,
+        seed=seed,
+        slow=lambda rank, step, phase: 1.7 if rank in (1, 2) and phase == "forward" else 1.0,
+    )
+    assert found.keys() == {1, 2}
+
+
+def test_ten_unlucky_steps_among_unsteady_ones_are_no_straggler():
+    """A rank that others keep from its processor for a second, in a phase that is a tenth of the step."""
+    options = {"noise": 0.2, "seed": 1}
+    unlucky = {"slow": lambda rank, step, p: 4.0 if (rank, p) == (1, "data") and 50 <= step < 60 else 1.0}
+    assert found_by_rank(2, 100, **options, **unlucky) == {}
+    for_good = {"slow": lambda rank, step, p: 4.0 if (rank, p) == (1, "data") and step >= 50 else 1.0}
+    assert found_by_rank(2, 100, **options, **for_good) == {1: {"data"}}
+
+
 def test_it_is_told_since_when_also_when_the_past_is_not_known():
     _, late = first_found(2, 60, 20, slow=lambda rank, step, p: 1.5 if rank and step >= 20 else 1.0)
     assert not late.or_earlier
