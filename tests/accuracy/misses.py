@@ -63,7 +63,9 @@ FIRST_SIGHT_OF_THIRD = (
     "median 19.7 %, in 10 % 25.0 %, in 20 % 50.0 %, optimistic 62.5 %"
 )
 
-_LET_GO = "its loop lets go of the logits before backward, a fourth of what a native loss counts"
+_FP32_BLOCKS = (
+    "a k-bit base that computes in fp32 throughout: what is alive and what is kept is not told apart"
+)
 _ON_THE_GPUS = (
     "12 bytes a parameter more than planned, on one GPU and sharded over four: the optimizer that the page "
     "puts on the host was on the GPUs; with it there the plan is within 7 %"
@@ -79,8 +81,8 @@ _LENGTHS = (
 )
 
 WHY_THIRD = {
-    "T017": "fp32 embeddings, norms and head as its loader makes them; how the peak was read is not said",
-    "T022": "as T017, with 256,000 entries of a tied head",
+    "T019": _FP32_BLOCKS,
+    "T025": _FP32_BLOCKS,
     "T041": _TRACED,
     "T042": _TRACED,
     "T044": _UNBALANCED,

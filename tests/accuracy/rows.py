@@ -101,8 +101,6 @@ def plan_of(row: Row) -> Plan:
     fields["loss"] = _loss(f["loss_impl"])
     if "loss" in f["compile"] and fields["loss"] == "full":
         fields["loss"] = "compiled"
-    if fields["loss"] == "native" and f["method"].startswith("QLoRA"):
-        fields["loss"] = "full"  # these k-bit models have fp32 heads, and their loops let go of the logits
     fields["attention"] = _attention(f["attention"])
     fields |= _optimizer(f["optimizer"])
     fields |= _offload(f)
