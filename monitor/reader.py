@@ -17,7 +17,7 @@ from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.living import Living
-from ftdash.monitor.records import AnyRecord, Experts, RankSample, Step, decode_lines, decoder
+from ftdash.monitor.records import AnyRecord, Event, Exit, Experts, RankSample, Step, decode_lines, decoder
 from ftdash.monitor.rundir import Manifest, RankExit, RunDir, RunError
 from ftdash.monitor.snapshot import Shown, Surroundings, build_state
 from ftdash.monitor.state import Alert, RunPhase, RunState
@@ -34,6 +34,8 @@ RANKS_A_TURN = 256
 MOST_TURNS = 4
 TURN_S = 1.0  # between polls; where they are rarer, all have their turn in each
 SAMPLE_BEGINS = b'{"kind":"node"'
+STEP_BEGINS = b'{"kind":"step"'
+STEPS_IN_FULL = 32
 NODE_BYTES = 64 << 10  # what an agent adds in a few seconds fits
 FILES_A_BATCH = 64  # whose few new lines are decoded in one go
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
@@ -310,7 +312,7 @@ class RunReader:
     def _feed(self, file: _RankFile, data: bytes) -> None:
         long = len(data) > 2 * RECENT_BYTES
         experts: list[AnyRecord] = []
-        if cut := data.rfind(b"\n", 0, -RECENT_BYTES) + 1 if long else 0:
+        if cut := _recent(data) if long else 0:
             self._feed_history(file, data[:cut])
             experts = _experts_at_end(data[:cut])
         records, garbage = decode_lines(decoder, data[cut:])
@@ -443,6 +445,18 @@ def _pieces(tail: Tail, deadline: float) -> Iterator[bytes]:
             yield data
         if not tail.behind or time.monotonic() > deadline:
             return
+
+
+def _recent(data: bytes) -> int:
+    """Where the end of these lines begins: with steps in it, also behind the counts of a hundred layers."""
+    cut = data.rfind(b"\n", 0, -RECENT_BYTES) + 1
+    farthest = len(data) - 4 * RECENT_BYTES
+    lacking = STEPS_IN_FULL - data.count(STEP_BEGINS, cut)
+    while lacking > 0 and (before := data.rfind(STEP_BEGINS, 0, cut)) >= 0:
+        if before < farthest and lacking < STEPS_IN_FULL:
+            break
+        cut, lacking = before, lacking - 1
+    return cut
 
 
 def _experts_at_end(data: bytes) -> list[AnyRecord]:

@@ -110,9 +110,23 @@ def test_an_expert_that_got_no_tokens_for_long_is_dead_at_the_first_look(
             records += [step(number_ + i) for i in range(between)]
             records += [Experts(t=1.0, step=number_, layer=0, counts=[90, 70, 0, 80])]
         write(run.rank_file(rank), *records)
-    state = RunReader(run).poll()
+    state = RunReader(run).read_whole()
     dead = next(alert.text for alert in state.alerts if alert.code == "expert-dead")
     assert dead.startswith("no tokens go to 1 expert: L0/E2;")
+
+
+def test_the_newest_step_is_known_although_the_counts_of_many_layers_follow_it(tmp_path: Path) -> None:
+    run = running(tmp_path)
+    for rank in (0, 1):
+        records: list[Record] = [meta(rank)]
+        for number_ in range(1, 51):
+            records.append(step(number_))
+            if number_ % 10 == 0:
+                layers = (Experts(t=1.0, step=number_, layer=i, counts=[10_000] * 128) for i in range(94))
+                records += layers
+        write(run.rank_file(rank), *records)
+    state = RunReader(run).read_whole()
+    assert (state.step, [rank.loss for rank in state.ranks]) == (50, [2.0, 2.0])
 
 
 def test_garbage_is_counted_and_costs_no_other_line(tmp_path: Path) -> None:
