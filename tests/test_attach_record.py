@@ -21,8 +21,10 @@ from ftdash.monitor.reader import RunReader
 from ftdash.monitor.rundir import Manifest, RunDir, RunError
 from ftdash.monitor.state import RunPhase, RunState
 
+GIB = 1 << 30
 TRAINING = """
 import time
+print("MA 15.5 GB         Max_MA 55.25 GB         CA 17.5 GB         Max_CA 56 GB ", flush=True)
 for step in range(100000):
     print({"loss": 2.0 / (step + 1), "step": step}, flush=True)
     time.sleep(0.02)
@@ -71,6 +73,9 @@ def test_ranks_steps_and_ends_reach_readers_and_a_stop_reaches_nobody(
     state = until(reader, recorder, watcher, lambda state: state.step > 3)
     assert [rank.pid for rank in state.ranks] == [process.pid for process in ranks]
     assert all((rank.memory_used or 0) > 1_000_000 for rank in state.ranks)
+    held = [(rank.allocated, rank.peak, rank.reserved) for rank in state.ranks]
+    assert held == [(15.5 * GIB, 55.25 * GIB, 17.5 * GIB), (None, None, None)]  # as the log of rank 0 says
+    assert state.points[-1].memory_used == 56 * GIB
     assert (state.state, state.ranks[0].loss is not None, state.ranks[1].loss) == ("running", True, None)
 
     request = control.request_stop(run)

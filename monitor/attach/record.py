@@ -16,6 +16,7 @@ from ftdash.monitor.agent.watch import Watched
 from ftdash.monitor.attach.watch import Attached, JobView, RankView
 from ftdash.monitor.control import Action, Request
 from ftdash.monitor.hostname import node_name
+from ftdash.monitor.logs.memory import LoggedMemory
 from ftdash.monitor.procs import RankProcess
 from ftdash.monitor.records import Event, Exit, Meta, Record, Step, number
 from ftdash.monitor.rundir import RunDir
@@ -88,6 +89,7 @@ class Recorder:
         if not step_s and before is not None and latest.step > before.step:
             step_s = (now - before.t) / (latest.step - before.step)
         rate = view.progress.tokens_per_s() if view.progress is not None else None
+        memory = (view.progress.memory if view.progress is not None else None) or LoggedMemory()
         step = Step(
             t=now,
             step=latest.step,
@@ -98,6 +100,10 @@ class Recorder:
             tokens=round((rate or 0.0) * step_s),
             step_s=step_s,
             tokens_per_s=rate or 0.0,
+            allocated=memory.allocated or 0,
+            reserved=memory.reserved or memory.max_reserved or 0,
+            peak=memory.max_allocated or 0,
+            peak_reserved=memory.max_reserved or 0,
         )
         self._steps[view.rank] = step
         self._file(view.rank).write([step])

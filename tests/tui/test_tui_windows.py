@@ -17,6 +17,7 @@ from ftdash.tui.panes.launch import DIFF, LaunchPane
 from ftdash.tui.panes.rank import RankFigures
 from ftdash.tui.widgets.alerts import AlertList
 from ftdash.tui.widgets.choice import Choice
+from ftdash.tui.widgets.gpu_strip import GpuStrip
 from ftdash.tui.widgets.lines import plain
 from tests.support import screens
 from tests.support.screens import cockpit, screen_text, until
@@ -101,3 +102,68 @@ def test_what_is_good_costly_and_bad_keeps_a_colour_of_its_own(terminal: str) ->
     environment = {**os.environ, "TERM": terminal, "COLORTERM": ""}
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert told.stdout.split() == [str(terminal == "xterm"), "5"], told.stderr
+
+
+async def test_an_alert_opens_whole_and_leaves_room_for_the_others(tmp_path: Path) -> None:
+    advice = "raise the coefficient of the auxiliary loss [x] or freeze the router while the data is small"
+    found = "routing narrows in 3 layers: entropy of layer 17 fell from 0.98 to 0.41 of its maximum"
+    alerts = tuple(
+        Alert(f"router-{n}", "warning", f"{found}; {advice}; use ratios of sequences", (n,)) for n in range(4)
+    )
+    state = replace(screens.run_state(8), alerts=alerts)
+    async with cockpit(tmp_path, size=(120, 40), state=state) as (app, pilot):
+        listed = app.query_one(AlertList)
+        lines = [(alert.code, number) for alert, number, _ in listed.items]
+        assert {code for code, _ in lines} == {alert.code for alert in alerts}
+        assert len(lines) <= listed.size.height
+        listed.focus()
+        chosen = listed.items[listed.cursor][0]
+        await pilot.press("enter")
+        await pilot.pause()
+        text = " ".join(line.strip("│ ") for line in screen_text(app).splitlines())
+        assert found in text
+        assert advice in text
+        assert f"{chosen.code} · warning · rank {chosen.ranks[0]}" in text
+        await pilot.press("enter")
+        await pilot.pause()
+        assert len(app.screen_stack) == 1
+
+
+@pytest.mark.parametrize("gpus", [8, 16])
+async def test_all_gpus_of_a_node_are_on_the_screen(tmp_path: Path, gpus: int) -> None:
+    state = screens.run_state(8)
+    held_back = structs.replace(state.gpus[0], throttle=("power cap",))
+    all_gpus = tuple(structs.replace(state.gpus[0], index=n, temp_c=30 + n) for n in range(gpus))
+    for shown in (all_gpus, (held_back, *all_gpus[1:])):
+        async with cockpit(tmp_path, size=(120, 40), state=replace(state, gpus=shown)) as (app, pilot):
+            await pilot.pause()
+            text = plain(app.query_one(GpuStrip)._lines)
+            assert all(f"{30 + n}°" in text for n in range(1, gpus))
+            assert ("power" in text) == bool(shown[0].throttle)
+
+
+def test_gpus_without_room_are_counted_and_the_ill_among_them_named() -> None:
+    gpu = screens.run_state(8).gpus[0]
+    strip = GpuStrip()
+    strip.gpus = tuple(structs.replace(gpu, index=n, state="lost" if n == 60 else "ok") for n in range(64))
+    lines = strip.draw(76, 4)
+    assert len(lines) == 4
+    assert "55 more, 1 of them ill" in plain(lines[3:])
+    instance = structs.replace(gpu, index=3, mig_index=1, util=None)
+    strip.gpus = (gpu, instance)
+    assert "3:1 " in plain(strip.draw(76, 4))
+
+
+async def test_memory_that_only_the_log_tells_is_shown_as_such(tmp_path: Path) -> None:
+    state = screens.run_state(2, moe=False)
+    state = replace(
+        state,
+        manifest=structs.replace(state.manifest, attached=True, predicted=None),
+        measured={"reserved": 56e9},
+    )
+    async with cockpit(tmp_path, size=(120, 50), state=state) as (app, pilot):
+        await pilot.pause()
+        assert "log: reserved 56.0" in screen_text(app)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "log says" in screen_text(app)

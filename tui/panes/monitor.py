@@ -197,6 +197,8 @@ class MonitorPane(Pane):
         if largest:
             self._memory.append(float(largest))
         caption = f"largest rank {fmt.gb(largest)}" if largest else ""
+        if state.manifest.attached and (logged := state.measured.get("reserved")):
+            caption = f"{fmt.gb(largest or None)}  log: reserved {fmt.gb(logged)}"
         if self._other is not None:
             caption = f"{fmt.gb(largest or None)}  {name} {fmt.gb(beside.memory_used if beside else None)}"
         by_step = [point.memory_used for point in points]
@@ -343,7 +345,9 @@ class MonitorPane(Pane):
             return
         from ftdash.tui.panes.rank import RankScreen
 
-        self.app.push_screen(RankScreen(feed.run, rank, dump=dump))
+        state = feed.peek()
+        attached = state is not None and state.manifest.attached
+        self.app.push_screen(RankScreen(feed.run, rank, dump=dump, attached=attached))
 
     @on(Grid.Selected, "#alerts")
     def _alert_opened(self, event: Grid.Selected) -> None:

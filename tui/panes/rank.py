@@ -40,9 +40,11 @@ def _cell(name: str, text: str, width: int) -> Line:
 class RankFigures(LineWidget):
     """What is known of one rank, in two columns."""
 
-    def __init__(self, rank: RankState) -> None:
+    def __init__(self, rank: RankState, *, logged: bool = False) -> None:
+        """`logged`: no hook is in the rank, what torch holds is what its log printed last."""
         super().__init__(id="rank-figures")
         self.rank = rank
+        self.logged = logged
 
     def show(self, rank: RankState) -> None:
         self.rank = rank
@@ -75,7 +77,7 @@ class RankFigures(LineWidget):
             ("speed", f"{fmt.rate(rank.tokens_per_s)} tokens/s · step {fmt.seconds(rank.step_s)}"),
             ("memory", f"{fmt.size(rank.memory_used)} of {fmt.size(rank.memory_total)}"),
             (
-                "torch",
+                "log says" if self.logged and rank.reserved else "torch",
                 _known(f"{name} {fmt.size(value)}" for name, value in torch.items() if value is not None),
             ),
             ("gpu", _gpu_words(rank)),
@@ -124,8 +126,9 @@ class RankScreen(Overlay[None]):
         Binding("t", "threads", "All threads", show=False),
     ]
 
-    def __init__(self, run: RunDir, rank: RankState, *, dump: bool) -> None:
+    def __init__(self, run: RunDir, rank: RankState, *, dump: bool, attached: bool = False) -> None:
         super().__init__()
+        self._attached = attached
         self._run = run
         self.rank = rank
         self._dump_first = dump
@@ -135,7 +138,7 @@ class RankScreen(Overlay[None]):
         with Vertical(id="rank-screen") as box:
             box.border_title = Content(f"rank {self.rank.rank} on {fmt.clean(self.rank.host) or '?'}")
             box.border_subtitle = "d dump stacks  n native  t all threads  esc back"
-            yield RankFigures(self.rank)
+            yield RankFigures(self.rank, logged=self._attached)
             yield StackView(id="rank-stack")
 
     def on_mount(self) -> None:

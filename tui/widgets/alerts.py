@@ -31,7 +31,6 @@ CLOCK = 5  # cells of "14:01"
 ROOM_FOR_CLOCK = 30  # columns
 
 MOST_LINES = 5  # of one alert in the list; its window has the rest
-ROOM_FOR_TWO = 4  # lines of the list from which every alert has two
 AlertRow = tuple[Alert, int, str]  # the alert, which of its lines, and that line
 
 
@@ -112,7 +111,7 @@ class AlertList(Grid):
     def _listed(self, alert: Alert) -> tuple[tuple[str, ...], int]:
         width, height = self.size
         room = max(10, width - 3)
-        most = min(MOST_LINES, max(height // max(1, len(self.alerts)), 2 if height >= ROOM_FOR_TWO else 1))
+        most = min(MOST_LINES, max(1, height // max(1, len(self.alerts))))
         return listed(fmt.clean(alert.text), room, room - (CLOCK + 1 if self._with_clock() else 0), most)
 
     def _with_clock(self) -> bool:
