@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -37,29 +38,57 @@ def test_a_sample_has_what_the_driver_says(stub):
     assert "unavailable" not in first
 
 
-def test_readings_equal_nvitops_on_the_same_driver(stub):
-    text = f"gpus 16\n{STEADY}" + "".join(
+NVITOP = """
+import json
+from nvitop import Device
+
+def known(value):
+    return None if value == "N/A" else value
+
+def in_units(value, factor):
+    return None if value is None else value * factor
+
+def reading(device):
+    return dict(
+        uuid=device.uuid(), name=device.name(), bus_id=device.bus_id(),
+        gpu_instance=known(device.gpu_instance_id()) if device.is_mig_device() else None,
+        memory_used=device.memory_used(), memory_total=device.memory_total(),
+        util=known(device.gpu_utilization()), util_memory=known(device.memory_utilization()),
+        power_w=in_units(known(device.power_usage()), 1e-3),
+        power_limit_w=in_units(known(device.power_limit()), 1e-3),
+        temp_c=known(device.temperature()), sm_mhz=known(device.sm_clock()),
+        # in KiB/s of what NVML counts in thousands of bytes
+        pcie_tx_bytes_s=in_units(known(device.pcie_tx_throughput()), 1000),
+        pcie_rx_bytes_s=in_units(known(device.pcie_rx_throughput()), 1000),
+        processes=sorted((pid, known(p.gpu_memory())) for pid, p in device.processes().items()),
+    )
+
+print(json.dumps([reading(one) for gpu in Device.all() for one in (gpu, *gpu.mig_devices())]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "sliced"),
+    [(8, {}), (16, {}), (8, {1: 3, 5: 7}), (4, {0: 1, 1: 2, 2: 7, 3: 4})],
+    ids=["8", "16", "2-of-8-sliced", "all-sliced"],
+)
+def test_readings_equal_nvitops_on_the_same_driver(stub, gpus, sliced):
+    """Every GPU and every MIG instance, in the same order; what it has no figure for, we have none for."""
+    text = f"gpus {gpus}\n{STEADY}" + "".join(
         f"gpu {i} mem_used_mib {1000 + 37 * i}\ngpu {i} util_gpu {i}\ngpu {i} power_w {100 + i}\n"
-        for i in range(16)
+        f"gpu {i} temp {40 + i}\n"
+        for i in range(gpus)
     )
+    text += "".join(f"gpu {i} mig_mode 1\ngpu {i} mig_devices {count}\n" for i, count in sliced.items())
+    text += f"gpu 0 proc {os.getpid()} 512 C gi=1\ngpu {gpus - 1} proc {os.getpid()} 700 C gi=4\n"
     ours = stub.sample(text)
-    theirs = stub.python(
-        "import json\n"
-        "from nvitop import Device\n"
-        "print(json.dumps([dict(uuid=d.uuid(), used=d.memory_used(), total=d.memory_total(),"
-        " util=d.gpu_utilization(), util_memory=d.memory_utilization(), power=d.power_usage(),"
-        " limit=d.power_limit(), temp=d.temperature(), sm=d.sm_clock(), name=d.name(),"
-        " tx=d.pcie_tx_throughput(), rx=d.pcie_rx_throughput(), bus=d.bus_id()) for d in Device.all()]))"
-    )
-    assert len(ours) == len(theirs) == 16
+    theirs = stub.python(NVITOP)
+    assert len(ours) == len(theirs) == gpus + sum(sliced.values())
+    assert sum(len(other["processes"]) for other in theirs) >= 2
+    assert sum(sample.get("mig_index") is not None for sample in ours) == sum(sliced.values())
     for mine, other in zip(ours, theirs, strict=True):
-        assert (mine["uuid"], mine["name"], mine["bus_id"]) == (other["uuid"], other["name"], other["bus"])
-        assert (mine["memory_used"], mine["memory_total"]) == (other["used"], other["total"])
-        assert (mine["util"], mine["util_memory"]) == (other["util"], other["util_memory"])
-        assert (mine["power_w"], mine["power_limit_w"]) == (other["power"] / 1000, other["limit"] / 1000)
-        assert (mine["temp_c"], mine["sm_mhz"]) == (other["temp"], other["sm"])
-        # nvitop gives KiB/s of what NVML counts in thousands of bytes
-        assert (mine["pcie_tx_bytes_s"], mine["pcie_rx_bytes_s"]) == (other["tx"] * 1000, other["rx"] * 1000)
+        processes = sorted([p["pid"], p["memory"]] for p in mine.get("processes", []))
+        assert {name: mine.get(name) for name in other} | {"processes": processes} == other, mine
 
 
 def test_what_one_gpu_does_not_support_is_missing_there_alone(stub):
