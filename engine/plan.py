@@ -203,6 +203,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     activation_offload: bool = False
     unsharded_init: bool = False  # every rank loads the whole model before it is sharded
     untied_head: bool = False  # the framework gives a tied head weights of its own (LitGPT)
+    fused_qkv: bool = False  # q, k and v are one product, whatever the model has (torchtitan since June 2026)
+    expert_loop: bool = False  # experts run one after the other (transformers before 5)
     wrap_embeddings: bool = False  # embedding and head are FSDP units of their own (torchtitan, torchtune)
     reentrant: bool = False  # the model checkpoints its blocks re-entrantly (transformers' default before 5)
     whole_graph: bool = False  # the step is one traced graph on one stream (SimpleFSDP, graph_trainer)

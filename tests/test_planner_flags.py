@@ -69,7 +69,8 @@ def test_every_flag_reaches_its_field() -> None:
             "--checkpointing selective --loss chunked "
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
             "--activation-offload --kbit-upcast norms --old-bitsandbytes --reentrant "
-            "--unsharded-init --untied-head --wrap-embeddings --whole-graph --save-every-product --pcie 3x8 "
+            "--unsharded-init --untied-head --wrap-embeddings --whole-graph --save-every-product "
+            "--fused-qkv --expert-loop --pcie 3x8 "
             "--lora-dropout 0"
         )
     )
@@ -113,6 +114,8 @@ def test_every_flag_reaches_its_field() -> None:
             "wrap_embeddings": True,
             "whole_graph": True,
             "save_every_product": True,
+            "fused_qkv": True,
+            "expert_loop": True,
             "pcie": "3x8",
         }
     )

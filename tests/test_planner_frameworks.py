@@ -73,6 +73,24 @@ def test_selective_checkpointing_keeps_what_the_block_is_run_as() -> None:
     assert selectively(tp=2) == (input_and_kernel + q_v_gate + 2 * 2 * 4096, 2 * 4096)
 
 
+def test_one_product_of_q_k_and_v_moves_what_is_kept_by_a_place() -> None:
+    """q, k and v together, gate and down; apart, k is computed again."""
+    apart, together = selectively(), selectively(fused_qkv=True)
+    assert together[0] - apart[0] == 2 * 1024
+
+
+def test_experts_in_a_loop_go_backward_one_at_a_time() -> None:
+    fields = {"model": "mixtral-8x7b", "gpus": 2, "method": "qlora", "micro_batch": 8, "seq_len": 4096}
+    fields |= {"quantize_experts": True}
+    at_once, loop = (
+        next(p for p in memory(expert_loop=loop, **fields).phases if p.name is PhaseName.BACKWARD_END)
+        for loop in (False, True)
+    )
+    gradients = 3 * 2 * 14_336 * 2 * 8 * 4096  # of both factors and their product, for top 2 of 8
+    norm = 3 * 4096 * 4 * 8 * 4096  # in fp32, more than one expert's gradients
+    assert at_once.activations - loop.activations == gradients - norm
+
+
 def test_what_is_kept_is_not_multiplied_again() -> None:
     fields = {"model": "llama-3.1-8b", "gpus": 8, "checkpointing": "selective"}
     second, every = plan(**fields), plan(save_every_product=True, **fields)

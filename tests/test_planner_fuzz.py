@@ -82,6 +82,8 @@ PLANS = st.builds(
     wrap_embeddings=st.booleans(),
     whole_graph=st.booleans(),
     save_every_product=st.booleans(),
+    fused_qkv=st.booleans(),
+    expert_loop=st.booleans(),
     pcie=st.sampled_from([None, "3x8", "5x16"]),
 )
 

@@ -135,6 +135,8 @@ def _script_refusal(plan: Plan) -> str | None:
         f"--kbit-upcast {plan.kbit_upcast}": plan.kbit_upcast is not None,
         "--whole-graph": plan.whole_graph,
         "--save-every-product": plan.save_every_product,
+        "--fused-qkv": plan.fused_qkv,
+        "--expert-loop": plan.expert_loop,
         "--modules-to-save": bool(plan.modules_to_save),
         "--quantize-experts": plan.quantize_experts,
         "--compile": plan.compile,

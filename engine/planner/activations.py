@@ -82,6 +82,8 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.compile,
         p.whole_graph,
         p.save_every_product,
+        p.fused_qkv,
+        p.expert_loop,
         p.strategy,
         p.attention,
         p.precision,
@@ -293,10 +295,13 @@ def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
     a = layer.attention
     attention = [x for x in layer.linears if x.role is Role.ATTENTION]
     mlp = [x for x in layer.linears if x.role in (Role.MLP, Role.SHARED_EXPERT)]
-    products = [*attention, *(x for x in layer.linears if x.role is Role.ROUTER)]
+    products: list[tuple[Linear, ...]] = [(x,) for x in attention]
+    if s.plan.fused_qkv and not a.is_mla:
+        products = [tuple(attention[:-1]), tuple(attention[-1:])]
+    products += [(x,) for x in layer.linears if x.role is Role.ROUTER]
     if s.plan.precision is not Precision.NVFP4:
-        products += mlp
-    kept = products if s.plan.save_every_product else products[::2]
+        products += [(x,) for x in mlp]
+    kept = [x for one in (products if s.plan.save_every_product else products[::2]) for x in one]
     tp, traced = s.mesh.tp > 1, s.plan.compile or s.plan.whole_graph
     cut = float(sum(x.d_out for x in kept))
     whole = 0.0
@@ -312,9 +317,15 @@ def _saved_selectively(s: Setting, layer: LayerShape) -> tuple[float, float]:
 def _backward_temporaries(s: Setting, layer: LayerShape) -> float:
     """Alive at the widest point of a block's backward: the gradients of the product and of both its factors
     in the feed-forward, or of the norm in fp32; eager attention adds the scores' gradients. A forward that
-    keeps nothing passes through as much: both factors and their product."""
+    keeps nothing passes through as much: both factors and their product. Where experts run one after the
+    other (transformers before 5, `for expert_idx in expert_hit`), what all saved is there and one goes
+    backward."""
     c, h = s.dtypes.compute, s.shape.hidden
-    widest = max((width * copies for width, _, copies in _widths(layer)), default=0)
+    at_once = layer.moe.experts if layer.moe is not None and s.plan.expert_loop else 1
+    widest = max(
+        (width * copies / (at_once if role is Role.EXPERT else 1) for width, role, copies in _widths(layer)),
+        default=0.0,
+    )
     peak = max(c * 3 * widest, 3 * 4 * h) + s.dtypes.stream * h
     if s.plan.attention is Attention.EAGER:
         peak = max(peak, layer.attention.heads * s.plan.seq_len * (4 + 4 + c))

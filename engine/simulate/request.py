@@ -151,6 +151,8 @@ def _refuse(plan: Plan) -> None:
         "mean_len",
         "whole_graph",
         "save_every_product",
+        "fused_qkv",
+        "expert_loop",
     ):
         if getattr(plan, field):
             raise SimulationError(f"--{field.replace('_', '-')} cannot be simulated")

@@ -111,6 +111,10 @@ def plan_of(row: Row) -> Plan:
 # What a framework does that its user knows and its runs do not repeat, with the public source of each.
 _TORCHTITAN_HOLDS_LOGITS_UNTIL = "2024-06-12"  # pytorch/torchtitan#391: `del pred` before backward
 _TORCHTITAN_WRAPS_EMBEDDINGS_FROM = "2025-07-28"  # pytorch/torchtitan#1094
+_TORCHTITAN_FUSES_QKV_FROM = "2026-06-24"  # pytorch/torchtitan#3714
+_TRANSFORMERS_LOOPS_UNTIL = (
+    "2025-12"  # 5.0's first candidate, with grouped products (huggingface/transformers)
+)
 _TRANSFORMERS_UPCASTS_UNTIL = "2024-09"  # huggingface/transformers 4.45 leaves the logits in 16 bits
 _BITSANDBYTES_KEEPS_INPUTS_UNTIL = "2024-07"  # bitsandbytes 0.43.2, of the 23rd of that month; LitGPT
 # pinned an older one until after October 2024 (Lightning-AI/litgpt#710, #1767).
@@ -123,6 +127,7 @@ def _framework(row: Row) -> dict[str, object]:
     fields: dict[str, object] = {}
     if "torchtitan" in row.source:
         fields["wrap_embeddings"] = date >= _TORCHTITAN_WRAPS_EMBEDDINGS_FROM[:7]
+        fields["fused_qkv"] = date > _TORCHTITAN_FUSES_QKV_FROM[:7]
         if date <= _TORCHTITAN_HOLDS_LOGITS_UNTIL[:7]:  # the one source of that month is of its 6th day
             fields["loss"] = "upcast"
     if "torchtune" in row.source and f["model"].endswith("70B") and "FSDP" in f["parallelism"]:
@@ -142,6 +147,9 @@ def _framework(row: Row) -> dict[str, object]:
     held = not any(trainer in row.source for trainer in _TRAINER)
     old = date < _BITSANDBYTES_KEEPS_INPUTS_UNTIL or "litgpt" in row.source
     fields["old_bitsandbytes"] = "bnb" in f["method"] and old
+    # Its Mixtral and Qwen-MoE run their experts in a loop before 5; Llama 4 and gpt-oss multiply batches.
+    batched = f["model"].startswith(("Llama-4", "gpt-oss"))
+    fields["expert_loop"] = "HF" in f["act_ckpt"] and date < _TRANSFORMERS_LOOPS_UNTIL and not batched
     # It checkpointed re-entrantly before 5; everybody else puts PyTorch's wrapper inside the FSDP unit.
     fields["reentrant"] = not held
     if "HF CE fp32 logits" in f["loss_impl"] and held and date < _TRANSFORMERS_UPCASTS_UNTIL:
