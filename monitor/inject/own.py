@@ -151,6 +151,8 @@ class Follower:
     def _step(self, optimizer: Any) -> None:
         started_from = self.roots.take()
         loss = self._loss / self._losses if self._losses else started_from
+        if self._losses and started_from is not None:
+            loss = _not_finite_if_either(loss, started_from)
         self.hook.step(loss=loss, tokens=self._tokens, lr=_rate(optimizer))
         self._forwards, self._losses, self._loss, self._tokens = 0, 0, None, 0
         self.hook.enter("data")
@@ -240,6 +242,16 @@ def loss_of(output: Any) -> Any:
     """The scalar loss in a model's output (a field `loss`, or the output itself), or None."""
     found: Any = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     return found if hasattr(found, "numel") and found.numel() == 1 and found.is_floating_point() else None
+
+
+def _not_finite_if_either(loss: Any, started_from: Any) -> Any:
+    """The model's loss; what backward started from where that is not finite: the script added to the loss."""
+    import torch
+
+    if loss.device != started_from.device:
+        return loss
+    loss = loss.reshape(())
+    return torch.where(torch.isfinite(started_from), loss, started_from.to(loss.dtype))
 
 
 def _rate(optimizer: Any) -> float | None:
