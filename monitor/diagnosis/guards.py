@@ -120,3 +120,20 @@ def _definitions(file: str) -> dict[str, ast.expr]:
             if len(returned) == 1 and returned[0] is not None:
                 found.setdefault(node.name, []).append(returned[0])
     return {name: values[0] for name, values in found.items() if name and len(values) == 1}
+
+
+@lru_cache(maxsize=4096)
+def handles_a_signal(frame: Frame) -> bool:
+    """Whether the function around a line is set as the handler of a signal in its file."""
+    return frame.short in _handlers(frame.file)
+
+
+@lru_cache(maxsize=64)
+def _handlers(file: str) -> frozenset[str]:
+    tree = source.tree(file)
+    calls = [node for node in (ast.walk(tree) if tree else ()) if isinstance(node, ast.Call)]
+    return frozenset(
+        _bare(call.args[1])
+        for call in calls
+        if source.called_name(call) in ("signal", "add_signal_handler") and len(call.args) > 1
+    ) - {""}

@@ -26,12 +26,14 @@ def that_only_try_again(frame: Frame) -> tuple[str, int] | None:
 def that_may_stand_still(frame: Frame) -> tuple[str, int] | None:
     """File and line of the outermost loop around a line that may turn without coming nearer to its end."""
     path = source.around(frame)
-    statements = [node for node, _ in path if isinstance(node, ast.Expr)]
-    if any(isinstance(node.value, ast.Call) for node in statements):
-        return None  # in a call for its effect, which may well take its time
+    effects = [
+        node.value for node, _ in path if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ]
     for node, field in path:
         if isinstance(node, ast.While) and field == "body" and _may_stand_still(node):
-            return frame.file, node.lineno
+            # In a call for its effect, which may well take its time, unless it is the loop's own gathering.
+            asked = _asked_by(node)
+            return (frame.file, node.lineno) if all(_touches(call, asked) for call in effects) else None
     return None
 
 
@@ -92,10 +94,14 @@ def _may_stand_still(loop: ast.While) -> bool:
     calls = {source.called_name(node).lower() for node in nodes if isinstance(node, ast.Call)}
     if calls & (TRAINS | source.TAKES) or any(word in call for call in calls for word in _OTHER_WORK):
         return False
-    asked = {text for test in source.conditions(loop) for text in _named(test)}
+    asked = _asked_by(loop)
     if not any(_touches(node, asked) for node in nodes):
         return False
     return any(_without_a_touch(loop.body, asked))
+
+
+def _asked_by(loop: ast.While) -> set[str]:
+    return {text for test in source.conditions(loop) for text in _named(test)}
 
 
 def _named(test: ast.expr) -> set[str]:

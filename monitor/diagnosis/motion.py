@@ -293,6 +293,13 @@ def _paces_itself(before: Reading, reading: Reading, *, to_an_end: bool = False)
     return _in_a_loop_that_gets_on(reading, to_an_end=to_an_end)
 
 
+def _sends(reading: Reading) -> bool:
+    """Whether it hands bytes to a socket or a pipe, which /proc counts for no process."""
+    if reading.blocked_by is not None:
+        return reading.blocked_by.short in knowledge.SENDS
+    return reading.telling is reading.own and source.says_send(source.line_text(reading.own))
+
+
 def _in_a_loop_that_gets_on(reading: Reading, *, to_an_end: bool) -> bool:
     for frame in (reading.own, *reading.callers[:3]):
         gets_on = source.gets_on(frame, to_an_end=to_an_end) if frame is not None else None
@@ -338,6 +345,8 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True
     if motion.sleeps >= _SLEEPS and second.names & knowledge.RECEIVES and second.blocked_by is not None:
         return True  # a blocked read wakes up when something has come
+    if motion.sleeps >= _SLEEPS and _sends(second):
+        return True
     if motion.sleeps >= _SLEEPS and _runs_coroutines(second):
         return True
     if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):

@@ -21,6 +21,7 @@ from ftdash.monitor.diagnosis.ties import (
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
 
+_OF_A_STEP = frozenset({Phase.FORWARD, Phase.BACKWARD})
 _SURE_AFTER_S = 2.0  # a backward without a visible collective is only odd when it was seen for so long
 
 
@@ -136,6 +137,17 @@ def _point_to_point(views: Sequence[View], two: bool) -> Verdict | None:
     chain = ", ".join(f"rank {rank} waits for rank {peer}" for rank, peer in sorted(calls.items()))
     if ring := stuck_in_the_ring(calls):
         named = [by_rank[rank] for rank in sorted(ring) if rank in by_rank]
+        odd, tied = odd_ones(named, lambda view: view.op)
+        if odd and not tied:
+            rest = next(view for view in named if view not in odd)
+            why = f"it is in {odd[0].op}, and all others of the ring in {rest.op}: it has to serve them first"
+            return Verdict(
+                Kind.ORDER_MISMATCH,
+                tuple(view.culprit(why) for view in odd),
+                confidence(0.85, views, two=two),
+                f"the ranks wait for one another in a ring, and rank {ranks_of(odd)} alone is in {odd[0].op}",
+                (chain, *(describe(view) for view in (odd[0], rest))),
+            )
         if len(named) == len(views):
             reason = "nobody differs: the ranks wait for one another in a ring, and nobody serves the others"
             return Verdict(Kind.NETWORK, (), confidence(0.8, views, two=two), reason, (chain,))
@@ -289,7 +301,9 @@ def _one_sided_context(views: Sequence[View], two: bool) -> Verdict | None:
         barrier = inside[0].op == "barrier"
         if barrier and len({view.op for view in rest}) > 1:
             continue  # a barrier is downstream: innocent when the others are not at one place themselves
-        if len(inside) < len(rest) or (len(inside) == len(rest) and not barrier):
+        # Who takes part in a step has passed the save: no rank is in a step that another has not begun.
+        passed = phase is Phase.SAVE and all(view.reading.step in _OF_A_STEP for view in rest)
+        if len(inside) < len(rest) or (len(inside) == len(rest) and (passed or not barrier)):
             what = "a save" if phase is Phase.SAVE else "an evaluation"
             why = f"it is in {what} that needs every rank, and the others are not in it"
             verdict = _mismatch(kind, inside, views, f"is alone in {what}", 0.9, two)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from ftdash.monitor import control
-from ftdash.monitor.diagnosis import gpus, live, procfs
+from ftdash.monitor.diagnosis import frames, gpus, live, procfs
 from ftdash.monitor.diagnosis.deadline import known_timeout
 from ftdash.monitor.diagnosis.flight import read_flight
+from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.incident import kept, read_dump_folder
 from ftdash.monitor.diagnosis.logs import read_logs
 from ftdash.monitor.diagnosis.model import (
@@ -81,13 +82,54 @@ def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) 
     elif here and not ended:
         samples = live.sample_processes([meta.pid for meta in here], quick=quick, beats=run.telemetry)
         expected = frozenset(range(manifest.world_size))
-        samples = [replace(sample, expected=expected, world_size=manifest.world_size) for sample in samples]
+        samples = [
+            replace(
+                sample,
+                ranks=_without_impostors(sample.ranks, metas, host),
+                expected=expected,
+                world_size=manifest.world_size,
+            )
+            for sample in samples
+        ]
+        samples[-1] = _with_logs_of_a_teardown(run, manifest, samples[-1])
         gpus.join(run, samples[-1].ranks)
     elif not ended and procfs.state_letter(manifest.launcher_pid or -1):
         samples = live.sample_processes([manifest.launcher_pid], quick=quick, beats=run.telemetry)
     else:
         samples = _left_behind(run, manifest)
     return [replace(sample, timeout_s=limit.seconds, timeout_source=limit.source) for sample in samples]
+
+
+def _without_impostors(
+    ranks: Sequence[RankEvidence], metas: Mapping[int, Meta], host: str
+) -> tuple[RankEvidence, ...]:
+    """The ranks, without a process that one which has died left behind: it bears the rank and is not it."""
+    kept = []
+    for evidence in ranks:
+        meta = metas.get(evidence.rank)
+        gone = meta is not None and meta.host in ("", host) and not procfs.state_letter(meta.pid)
+        if meta is not None and gone and evidence.process is not None and _older(meta, evidence.process):
+            process = ProcessEvidence(
+                pid=meta.pid,
+                host=evidence.host,
+                t=evidence.t,
+                failure=DumpFailure.GONE,
+                failure_text=f"no process {meta.pid}; process {evidence.pid}, which it started, lives on",
+            )
+            evidence = RankEvidence(rank=evidence.rank, host=evidence.host, t=evidence.t, process=process)
+        kept.append(evidence)
+    return tuple(kept)
+
+
+def _older(meta: Meta, process: ProcessEvidence) -> bool:
+    """Whether a process bears no rank of its own: no launcher started it, and the rank's own came before."""
+    return process.pid != meta.pid and not process.failure and process.ppid <= 1
+
+
+def _with_logs_of_a_teardown(run: RunDir, manifest: Manifest, sample: Sample) -> Sample:
+    """A rank that shuts down while the run goes on has often said why: its exception is in its log."""
+    leaves = any(frames.read_threads(e.threads).wait is Wait.TEARDOWN for e in sample.ranks)
+    return replace(sample, logs=_logs(run, manifest)) if leaves else sample
 
 
 def _ask_agents(

@@ -17,6 +17,7 @@ _MAX_BYTES = 2 << 20
 _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|num_keys|queue_pop)\(", re.I)
 _RAW_WAIT = re.compile(r"\.(?:wait|synchronize|is_completed)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
+_SENDS = re.compile(r"\.(?:send|sendall|sendto|sendmsg|sendfile|send_bytes)\(|\bos\.(?:write|sendfile)\(")
 _LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|^with [\w.]+:|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
 
 
@@ -62,24 +63,21 @@ def around(frame: Frame) -> list[tuple[ast.AST, str]]:
     path: list[tuple[ast.AST, str]] = []
     node: ast.AST = module
     while True:
-        for name, value in ast.iter_fields(node):
-            inside = next(
-                (
-                    item
-                    for item in (value if isinstance(value, list) else [value])
-                    if isinstance(item, ast.AST)
-                    and getattr(item, "lineno", 0) <= frame.line <= (getattr(item, "end_lineno", 0) or 0)
-                ),
-                None,
-            )
-            if inside is not None:
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    path.clear()
-                path.append((node, name))
-                node = inside
-                break
-        else:
+        held = [
+            (name, item)
+            for name, value in ast.iter_fields(node)
+            for item in (value if isinstance(value, list) else [value])
+            if isinstance(item, ast.AST)
+            and getattr(item, "lineno", 0) <= frame.line <= (getattr(item, "end_lineno", 0) or 0)
+        ]
+        if not held:
             return path
+        # Of a plain name and an expression in one line, the expression is what runs.
+        name, inside = min(held, key=lambda pair: isinstance(pair[1], ast.Name | ast.Constant))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            path.clear()
+        path.append((node, name))
+        node = inside
 
 
 @lru_cache(maxsize=4096)
@@ -374,6 +372,10 @@ def says_store(text: str) -> bool:
 def says_collective(text: str) -> bool:
     """A wait that no Python function stands below: Work.wait of torch, a read of a device value."""
     return bool(_RAW_WAIT.search(text) or _DIST_CALL.search(text))
+
+
+def says_send(text: str) -> bool:
+    return bool(_SENDS.search(text))
 
 
 def says_lock(text: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 
-from ftdash.monitor.diagnosis import guards, source
+from ftdash.monitor.diagnosis import frames, guards, source
 from ftdash.monitor.diagnosis.frames import Reading
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER
 from ftdash.monitor.diagnosis.model import Frame
@@ -23,7 +23,7 @@ def odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[li
 
 
 # What tells that only some ranks are sent to a line, the stronger sign first.
-_HINTS = (source.in_except_block, guards.rank_condition)
+_HINTS = (guards.handles_a_signal, source.in_except_block, guards.rank_condition)
 
 
 def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
@@ -42,15 +42,18 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
             return marked[0]
     if len(groups) != 2:
         return list(views)
-    parted = where_they_part(groups[0][0].reading, groups[1][0].reading)
+    stacks = [own_stack(group[0].reading) for group in groups]
+    if stacks[0] == stacks[1]:
+        stacks = [_whole_stack(group[0]) for group in groups]  # what parts them is the library's source
+    parted = _first_apart(*stacks)
     if parted is None and (past := _past_the_loop(groups)):
         return past
     if parted is None:
         behind, ahead = groups
     else:
         behind, ahead = groups if parted[0].line < parted[1].line else groups[::-1]
+        inside = stacks[0] if behind is groups[0] else stacks[1]
         parted = parted if behind is groups[0] else parted[::-1]
-        inside = own_stack(behind[0].reading)
         inside = inside[inside.index(parted[0]) + 1 :]
         if (
             source.may_be_left(parted[0], parted[1].line)
@@ -104,12 +107,23 @@ def own_stack(reading: Reading) -> list[Frame]:
 
 def where_they_part(one: Reading, two: Reading) -> tuple[Frame, Frame] | None:
     """The outermost function of the user's in which two ranks stand at different lines; each one's line."""
-    for first, second in zip(own_stack(one), own_stack(two), strict=False):
+    return _first_apart(own_stack(one), own_stack(two))
+
+
+def _first_apart(one: Sequence[Frame], two: Sequence[Frame]) -> tuple[Frame, Frame] | None:
+    for first, second in zip(one, two, strict=False):
         if (first.name, first.file) != (second.name, second.file):
             return None
         if first.line != second.line:
             return first, second
     return None
+
+
+def _whole_stack(view: View) -> list[Frame]:
+    """The lines of the user and of the libraries, outermost first."""
+    main = frames.main_thread(view.evidence.threads)
+    kept = main.frames if main is not None else ()
+    return [frame for frame in reversed(kept) if frames.origin(frame) is not frames.Origin.NATIVE]
 
 
 def _past_the_loop(groups: Sequence[list[View]]) -> list[View]:

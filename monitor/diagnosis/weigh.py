@@ -18,6 +18,7 @@ from ftdash.monitor.diagnosis.model import (
     FlightDump,
     Group,
     LogEvidence,
+    LogKind,
     Sample,
     Verdict,
 )
@@ -111,7 +112,22 @@ def _weigh(
             extra = (f"stacks or flight recorder: {chosen.kind}: {chosen.reason}",)
             return replace(by_logs, evidence=by_logs.evidence + extra)
         chosen = replace(chosen, evidence=chosen.evidence + log_evidence_for(logs, chosen))
+    if chosen.kind is Kind.TEARDOWN and logs is not None:
+        chosen = replace(
+            chosen, culprits=tuple(_with_exception(culprit, logs) for culprit in chosen.culprits)
+        )
     return chosen
+
+
+def _with_exception(culprit: Culprit, logs: LogEvidence) -> Culprit:
+    """A rank in teardown, with the user's line that raised what its log tells."""
+    for finding in logs.findings:
+        if finding.kind is LogKind.EXCEPTION and finding.rank == culprit.rank:
+            own = next((frame for frame in finding.frames if frames.origin(frame) is Origin.OWN), None)
+            raised = f"{own}; now in {culprit.frame}" if own else culprit.frame
+            why = f"it raised {finding.text[:80]} and shuts down while the others still wait"
+            return replace(culprit, frame=raised, why=why)
+    return culprit
 
 
 def _log_overrides(by_logs: Verdict, chosen: Verdict) -> bool:
