@@ -23,6 +23,7 @@ ONLY_SOME = [
         "class A:\n    def __init__(self):\n        self.lead = dist.get_rank() == 0\n"
         "    def f(self):\n        if self.lead:\n            gather()"
     ),
+    "lead, every = rank == 0, 50\ndef f():\n    if lead:\n        gather()",
     "def lead():\n    return get_rank() == 0\ndef f():\n    if lead():\n        gather()",
     "def f():\n    rank == 0 and gather()",
     "def f():\n    x = gather() if is_main else None",

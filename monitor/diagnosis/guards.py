@@ -112,7 +112,8 @@ def _definitions(file: str) -> dict[str, ast.expr]:
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Assign):
             for target in node.targets:
-                found.setdefault(_bare(target), []).append(node.value)
+                for name, value in _pairs(target, node.value):
+                    found.setdefault(_bare(name), []).append(value)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             found.setdefault(_bare(node.target), []).append(node.value)
         elif isinstance(node, ast.FunctionDef):
@@ -120,6 +121,13 @@ def _definitions(file: str) -> dict[str, ast.expr]:
             if len(returned) == 1 and returned[0] is not None:
                 found.setdefault(node.name, []).append(returned[0])
     return {name: values[0] for name, values in found.items() if name and len(values) == 1}
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Of `a, b = c, d` each name with its value."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
 
 
 @lru_cache(maxsize=4096)

@@ -61,12 +61,12 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
             or source.only_first_depends(parted[1], parted[0])
         ):
             return ahead
+        if source.in_a_loop_before(parted[0], parted[1].line):
+            return ahead
     phases = [_phase_number(group[0]) for group in groups]
     if phases[0] != phases[1]:
         return groups[0] if phases[0] < phases[1] else groups[1]
-    if parted is None:
-        return list(views)
-    return ahead if source.in_a_loop_before(parted[0], parted[1].line) else behind
+    return behind if parted is not None else list(views)
 
 
 def singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
