@@ -204,6 +204,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     unsharded_init: bool = False  # every rank loads the whole model before it is sharded
     untied_head: bool = False  # the framework gives a tied head weights of its own (LitGPT)
     fused_qkv: bool = False  # q, k and v are one product, whatever the model has (torchtitan since June 2026)
+    fused_norms: bool = False  # RMSNorm is one kernel that keeps its 16-bit input (Liger, Unsloth)
     expert_loop: bool = False  # experts run one after the other (transformers before 5)
     wrap_embeddings: bool = False  # embedding and head are FSDP units of their own (torchtitan, torchtune)
     reentrant: bool = False  # the model checkpoints its blocks re-entrantly (transformers' default before 5)

@@ -70,7 +70,7 @@ def test_every_flag_reaches_its_field() -> None:
             "--attention flash --compile --optimizer lion --precision bf16 --reduce-dtype fp32 "
             "--activation-offload --kbit-upcast norms --old-bitsandbytes --reentrant "
             "--unsharded-init --untied-head --wrap-embeddings --whole-graph --save-every-product "
-            "--fused-qkv --expert-loop --pcie 3x8 "
+            "--fused-qkv --fused-norms --expert-loop --pcie 3x8 "
             "--lora-dropout 0"
         )
     )
@@ -115,6 +115,7 @@ def test_every_flag_reaches_its_field() -> None:
             "whole_graph": True,
             "save_every_product": True,
             "fused_qkv": True,
+            "fused_norms": True,
             "expert_loop": True,
             "pcie": "3x8",
         }

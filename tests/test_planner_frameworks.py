@@ -79,6 +79,13 @@ def test_one_product_of_q_k_and_v_moves_what_is_kept_by_a_place() -> None:
     assert together[0] - apart[0] == 2 * 1024
 
 
+def test_norms_of_one_kernel_keep_their_16_bit_input_alone() -> None:
+    """Of both norms of each block: an input in 16 bits, not one in fp32 and the normalised values."""
+    fields = {"model": "llama-3-8b", "gpus": 8, "checkpointing": "none", "seq_len": 4096, "loss": "fused"}
+    eager, fused = (memory(fused_norms=fused, **fields).peak.activations for fused in (False, True))
+    assert eager - fused == 32 * 2 * 4096 * 4096 * (4 + 2 - 2)
+
+
 def test_experts_in_a_loop_go_backward_one_at_a_time() -> None:
     fields = {"model": "mixtral-8x7b", "gpus": 2, "method": "qlora", "micro_batch": 8, "seq_len": 4096}
     fields |= {"quantize_experts": True}

@@ -83,6 +83,7 @@ PLANS = st.builds(
     whole_graph=st.booleans(),
     save_every_product=st.booleans(),
     fused_qkv=st.booleans(),
+    fused_norms=st.booleans(),
     expert_loop=st.booleans(),
     pcie=st.sampled_from([None, "3x8", "5x16"]),
 )

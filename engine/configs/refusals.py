@@ -136,6 +136,7 @@ def _script_refusal(plan: Plan) -> str | None:
         "--whole-graph": plan.whole_graph,
         "--save-every-product": plan.save_every_product,
         "--fused-qkv": plan.fused_qkv,
+        "--fused-norms": plan.fused_norms,
         "--expert-loop": plan.expert_loop,
         "--modules-to-save": bool(plan.modules_to_save),
         "--quantize-experts": plan.quantize_experts,

@@ -83,6 +83,7 @@ def block(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> 
         p.whole_graph,
         p.save_every_product,
         p.fused_qkv,
+        p.fused_norms,
         p.expert_loop,
         p.strategy,
         p.attention,
@@ -116,6 +117,12 @@ def lean(s: Setting) -> bool:
     """Whether norms and gated activations run in kernels that keep one 16-bit input: compiled, or
     Megatron's own."""
     return s.plan.compile or s.plan.strategy is Strategy.MEGATRON
+
+
+def _lean_norms(s: Setting) -> bool:
+    """As `lean`, or by a kernel of their own that keeps its input and a number a row (Liger-Kernel,
+    ops/rms_norm.py; Unsloth, kernels/rms_layernorm.py)."""
+    return lean(s) or s.plan.fused_norms
 
 
 def saved_without_checkpointing(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | None) -> float:
@@ -160,7 +167,7 @@ def _norms_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] | No
     """RMSNorm keeps its input in fp32 and, when its weight trains, the normalised activations; the linears
     after it keep its output. Compiled, and in PyTorch's LayerNorm kernel, one copy of the input is enough."""
     h, c, stream = s.shape.hidden, s.dtypes.compute, s.dtypes.stream
-    fused = lean(s) or s.shape.model_type in LAYER_NORM_TYPES
+    fused = _lean_norms(s) or s.shape.model_type in LAYER_NORM_TYPES
     # The output projection stands last and reads the kernel's output, however wide that is.
     attention = [x for x in layer.linears if x.role is Role.ATTENTION]
     first = tuple(x for x in attention[:-1] if x.d_in == h)
@@ -183,7 +190,7 @@ def _attention_saved(s: Setting, layer: LayerShape, adapted: tuple[Linear, ...] 
     q, k, v = a.heads * a.head_dim, a.kv_heads * a.head_dim, a.kv_heads * a.v_head_dim
     out = a.heads * a.v_head_dim
     kept = 0.0
-    if _has_qk_norm(s, layer) and not lean(s):
+    if _has_qk_norm(s, layer) and not _lean_norms(s):
         kept += (q + k) * (4 + (c if adapted is None else 0))
     if a.is_mla:
         latent = a.q_lora_rank + a.kv_lora_rank

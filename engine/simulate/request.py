@@ -152,6 +152,7 @@ def _refuse(plan: Plan) -> None:
         "whole_graph",
         "save_every_product",
         "fused_qkv",
+        "fused_norms",
         "expert_loop",
     ):
         if getattr(plan, field):

@@ -96,6 +96,7 @@ def plan_of(row: Row) -> Plan:
     fields |= _batch(f, fields)
     fields["checkpointing"] = _checkpointing(f["act_ckpt"])
     fields["save_every_product"] = "graph default" in f["act_ckpt"]
+    fields["fused_norms"] = "a100_80gb_liger" in row.source
     fields["compile"] = _compiled(f["compile"])
     fields["whole_graph"] = "graph" in f["compile"] and "CUDA graphs" not in f["compile"]
     fields["loss"] = _loss(f["loss_impl"])

@@ -92,6 +92,7 @@ SWITCHES = {
     "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
     "activation-offload": "move saved activations to the host",
     "expert-loop": "experts run one after the other (transformers before 5)",
+    "fused-norms": "RMSNorm is one kernel that keeps its 16-bit input (Liger, Unsloth)",
     "fused-qkv": "q, k and v are one product, whatever the model has (torchtitan since June 2026)",
     "old-bitsandbytes": "before 0.43.2, whose 4-bit linears keep their inputs",
     "reentrant": "the model checkpoints its blocks re-entrantly (transformers' default before 5)",

@@ -148,6 +148,7 @@ def more_controls(plan: Plan) -> list[Control]:
         _yes_no("whole_graph", "Whole graph", plan.whole_graph),
         _yes_no("save_every_product", "All products", plan.save_every_product),
         _yes_no("fused_qkv", "Fused qkv", plan.fused_qkv),
+        _yes_no("fused_norms", "Fused norms", plan.fused_norms),
         _yes_no("expert_loop", "Expert loop", plan.expert_loop),
         Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
         Slider(PRICE, "GPU-hour at", PRICES, 0.0, fmt=_price, whole=False),
@@ -197,6 +198,7 @@ _SWITCHES = (
     "whole_graph",
     "save_every_product",
     "fused_qkv",
+    "fused_norms",
     "expert_loop",
 )
 _ZERO_IS_AUTO = ("replicate", "micro_batches", "mean_len")
