@@ -364,6 +364,16 @@ def test_a_k_bit_base_takes_more_where_its_norms_are_fp32() -> None:
     )
 
 
+def test_a_k_bit_base_with_all_else_in_fp32_computes_in_fp32_without_autocast() -> None:
+    fields = {"strategy": "none", "model": "mistral-7b", "gpu": "h100-sxm-80g", "method": "qlora"}
+    fields |= {"kbit_upcast": "all", "adapter_dtype": "fp32"}
+    autocast, without = plan(**fields), plan(precision="bf16", **fields)
+    assert without.memory.peak.activations > autocast.memory.peak.activations
+    assert without.time.tokens_per_s_per_gpu < autocast.time.tokens_per_s_per_gpu / 4
+    assert "computes-in-fp32" in [one.code for one in without.advice]
+    assert "computes-in-fp32" not in [one.code for one in autocast.advice]
+
+
 def test_old_bitsandbytes_kept_the_inputs_of_4_bit_linears() -> None:
     """Of gate and up, and of down; q and v keep theirs for the adapters, the kernel that of o."""
     fields = {"strategy": "none", "model": "llama-2-70b", "method": "qlora", "seq_len": 1024}

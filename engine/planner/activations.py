@@ -367,8 +367,7 @@ def logits_bytes(s: Setting) -> LogitsBytes:
     c = s.dtypes.compute
     match s.plan.loss:
         case Loss.NATIVE:
-            entry = 4 if s.dtypes.upcast_frozen == 4 and s.dtypes.quant is not None else c
-            return LogitsBytes(3 * entry, 3 * entry, 3 * entry)
+            return LogitsBytes(3 * c, 3 * c, 3 * c)
         case Loss.UPCAST if s.mesh.tp > 1:
             return LogitsBytes(c + 12, 20, c + 20)
         case Loss.UPCAST:

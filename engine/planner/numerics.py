@@ -130,6 +130,10 @@ def _numerics(
     upcast = (kbit_upcast or (KbitUpcast.ALL if prepared else KbitUpcast.NONE)) if packed else KbitUpcast.NONE
     kbit = upcast is KbitUpcast.ALL
     frozen = 4 if fp32 else 2
+    if kbit and not mixed:
+        # Nothing turns the fp32 stream back: 4-bit linears answer in their input's dtype, and attention and
+        # head compute in fp32 (bitsandbytes to 0.46, `Linear4bit.set_compute_type`).
+        compute = 4
     stream = 4 if fp32 or kbit or (autocast and not adapters) else 2
     return Numerics(
         compute=compute,

@@ -44,6 +44,8 @@ def peak_flops(s: Setting) -> float:
     gpu, precision = s.gpu, s.plan.precision
     if precision is Precision.FP32:
         return gpu.tf32_flops or gpu.fp32_flops
+    if s.dtypes.compute == 4:
+        return gpu.fp32_flops  # not asked for by name, so PyTorch's default: no TF32
     if precision is Precision.FP16_MIXED or gpu.bf16_flops is None:
         return gpu.fp16_flops
     if precision is Precision.NVFP4 and gpu.fp4_flops:
@@ -95,7 +97,7 @@ def compute_seconds(s: Setting, tokens: float) -> float:
         seconds += passes * experts / (rate * matmul * width / (width + EXPERT_WIDTH_HALF))
     attention = attention_flops(s, 1.0) * (4 / 3 if s.plan.checkpointing is Checkpointing.FULL else 1.0)
     # Attention runs in 16 bits under every mixed precision, 8- and 4-bit ones included.
-    half_rate = rate if s.plan.precision is Precision.FP32 else s.gpu.bf16_flops or s.gpu.fp16_flops
+    half_rate = rate if s.dtypes.compute == 4 else s.gpu.bf16_flops or s.gpu.fp16_flops
     seconds += attention / (half_rate * ATTENTION_EFFICIENCY.get(kind, ATTENTION_EFFICIENCY_OTHER))
     seconds += _pointwise_bytes(s) / s.gpu.memory_bytes_per_s
     return (tokens * seconds + _dequantise_seconds(s)) / (s.mesh.tp * s.mesh.pp)

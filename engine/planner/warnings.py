@@ -194,6 +194,12 @@ def _room(s: Setting, found: Prediction) -> Iterator[Advice]:
 
 def _gpu(s: Setting, found: Prediction) -> Iterator[Advice]:
     plan = s.plan
+    if s.dtypes.compute == 4 and plan.precision is not Precision.FP32:
+        yield Advice(
+            "computes-in-fp32",
+            "a k-bit base with all else upcast and no autocast computes in fp32, several times slower: use "
+            "--precision bf16-mixed, or --kbit-upcast none",
+        )
     if s.gpu.bf16_flops is None and plan.precision in (Precision.BF16, Precision.BF16_MIXED):
         yield Advice(
             "no-bf16-units",

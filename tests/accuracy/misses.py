@@ -63,9 +63,6 @@ FIRST_SIGHT_OF_THIRD = (
     "median 19.7 %, in 10 % 25.0 %, in 20 % 50.0 %, optimistic 62.5 %"
 )
 
-_FP32_BLOCKS = (
-    "a k-bit base that computes in fp32 throughout: what is alive and what is kept is not told apart"
-)
 _ON_THE_GPUS = (
     "12 bytes a parameter more than planned, on one GPU and sharded over four: the optimizer that the page "
     "puts on the host was on the GPUs; with it there the plan is within 7 %"
@@ -81,8 +78,6 @@ _LENGTHS = (
 )
 
 WHY_THIRD = {
-    "T019": _FP32_BLOCKS,
-    "T025": _FP32_BLOCKS,
     "T041": _TRACED,
     "T042": _TRACED,
     "T044": _UNBALANCED,
