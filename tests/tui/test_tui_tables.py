@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -132,6 +133,23 @@ async def test_a_thousand_ranks_fit_on_one_screen_as_cells() -> None:
         assert text.count("▲") == 1
 
 
+async def test_where_ranks_have_no_room_a_node_is_its_worst_rank() -> None:
+    grid = NodeGrid()
+    async with Hosted(grid).run_test(size=(80, 6)) as pilot:
+        state = screens.with_straggler(screens.run_state(1024, moe=False), 333)
+        ranks = list(state.ranks)
+        ranks[1000] = structs.replace(ranks[1000], state=RankPhase.DEAD)
+        grid.show(ranks, state.alerts)
+        text = plain(grid.draw(78, 4))
+        assert (text.count("■"), text.count("▲"), text.count("✗")) == (126, 1, 1)
+        assert not grid.pooled(100, 24)
+        grid.focus()
+        await pilot.press("down", "right")
+        assert grid.cursor == grid.per_line(*grid.size) + 1
+        await pilot.click(grid, offset=(12 + 2 * 3, 2))
+        assert grid.cursor == 2 * grid.per_line(*grid.size) + 3
+
+
 async def test_dead_and_lost_ranks_have_a_symbol_of_their_own() -> None:
     grid = NodeGrid()
     async with Hosted(grid).run_test(size=(100, 30)):
@@ -194,7 +212,10 @@ async def test_rows_that_come_and_go_move_the_end_without_a_new_layout(
     grid, laid_out = Numbers(), []
     async with Hosted(grid).run_test(size=(40, 20)) as pilot:
         grid.set_items(range(100))
+        laid_out_once = asyncio.Event()  # the new layout that the scrollbar asks for is over
         await pilot.pause()
+        grid.call_after_refresh(laid_out_once.set)
+        await laid_out_once.wait()
         assert grid.max_scroll_y == 100 + 1 - 10
         whole = grid.screen._refresh_layout
         monkeypatch.setattr(

@@ -44,7 +44,8 @@ class NodeGrid(LineWidget, can_focus=True):
     """One cell a rank; Enter shows the ranks of a node in the table."""
 
     HELP = (
-        "One cell a rank, grouped by node: ■ works, ▲ slow or alerted, ✗ dead or GPU lost, ‖ stalled, "
+        "One cell a rank, grouped by node, or one a node, the worst of its ranks, where room is short: ■ "
+        "works, ▲ slow or alerted, ✗ dead or GPU lost, ‖ stalled, "
         "◐ waits for data or saves, ○ starts.\n"
         "arrows  choose a node\n"
         "enter  filters the table to it"
@@ -99,20 +100,29 @@ class NodeGrid(LineWidget, can_focus=True):
         self.cursor = min(self.cursor, max(0, len(self.nodes) - 1))
         ill = sum(style is theme.BAD or style is theme.WARN for cells in self.cells for _, style in cells)
         title = f"Nodes {len(self.nodes)} · ranks {len(ranks):,} · {ill} differ"
+        if self.size and self.pooled(*self.size):
+            title += " · one cell a node"
         self.retitle(title)
         self.redraw()
 
-    def _most(self, width: int) -> int:
+    def _largest(self, width: int) -> int:
         """Cells of the largest node, as far as they fit beside its name."""
         return min(max((len(ranks) for _, ranks in self.nodes), default=1), max(1, width - NAME_WIDTH - 3))
 
+    def pooled(self, width: int, height: int) -> bool:
+        """Whether a node is one cell, the worst of its ranks: where the ranks of all nodes have no room."""
+        return len(self.nodes) > height * max(1, (width - NAME_WIDTH - 1) // (self._largest(width) + 1))
+
+    def _most(self, width: int, height: int) -> int:
+        return 1 if self.pooled(width, height) else self._largest(width)
+
     def named(self, width: int, height: int) -> bool:
         """Whether every node has its name beside it; else only the first one of each line has."""
-        return len(self.nodes) <= height * max(1, width // (NAME_WIDTH + 3 + self._most(width)))
+        return len(self.nodes) <= height * max(1, width // (NAME_WIDTH + 3 + self._largest(width)))
 
     def per_line(self, width: int, height: int) -> int:
         """Nodes beside each other in `width` cells."""
-        most = self._most(width)
+        most = self._most(width, height)
         if self.named(width, height):
             return max(1, width // (NAME_WIDTH + 3 + most))
         return max(1, (width - NAME_WIDTH - 1) // (most + 1))
@@ -120,8 +130,8 @@ class NodeGrid(LineWidget, can_focus=True):
     def draw(self, width: int, height: int) -> list[Line]:
         if not self.nodes:
             return [(("no ranks yet", theme.DIM),)]
-        per_line, most = self.per_line(width, height), self._most(width)
-        named = self.named(width, height)
+        per_line, most = self.per_line(width, height), self._most(width, height)
+        named, pooled = self.named(width, height), self.pooled(width, height)
         first_line = max(0, self.cursor // per_line - height + 1)
         lines: list[Line] = []
         for start in range(first_line * per_line, len(self.nodes), per_line):
@@ -133,7 +143,7 @@ class NodeGrid(LineWidget, can_focus=True):
                 if named or index == start:
                     name = fmt.fit(_tail(fmt.clean(host), NAME_WIDTH), NAME_WIDTH)
                     parts += [(name, theme.DIM + mark), (" ", theme.DIM)]
-                cells = _joined(self.cells[index][:most])
+                cells = [_worst(self.cells[index])] if pooled else _joined(self.cells[index][:most])
                 parts += cells if named else [(text, style + mark) for text, style in cells]
                 parts.append((" " * (most - min(most, len(ranks)) + (2 if named else 1)), theme.DIM))
             lines.append(tuple(parts))
@@ -173,7 +183,7 @@ class NodeGrid(LineWidget, can_focus=True):
         if offset is None or not self.nodes:
             return
         width, height = self.size
-        per_line, most = self.per_line(width, height), self._most(width)
+        per_line, most = self.per_line(width, height), self._most(width, height)
         named = self.named(width, height)
         column = offset.x // (NAME_WIDTH + 3 + most) if named else (offset.x - NAME_WIDTH - 1) // (most + 1)
         first_line = max(0, self.cursor // per_line - self.size.height + 1)
@@ -189,6 +199,11 @@ def _tail(name: str, width: int) -> str:
     """The end of a host name, where the number stands."""
     short = name.split(".")[0]
     return short if len(short) <= width else "…" + short[-(width - 1) :]
+
+
+def _worst(cells: Iterable[Part]) -> Part:
+    """The cell that needs somebody most."""
+    return min(cells, key=lambda cell: 0 if cell[1] is theme.BAD else 1 if cell[1] is theme.WARN else 2)
 
 
 def _joined(cells: Iterable[Part]) -> list[Part]:
