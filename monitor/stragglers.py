@@ -3,7 +3,9 @@
 Ranks of a synchronous run wait for one another, so step times are equal and say nothing, and the phase
 that waits is long on the innocent ranks. A straggler is therefore a rank that in some phase takes longer
 than the median of its peers *and* comes out of that phase later than they do. A rank that merely waited
-comes out together with the others.
+comes out together with the others. A step begins late on a rank whose optimizer was slow in the step before,
+and the others wait for it in the backward: lateness counts from the end of the last backward. After the
+optimizer itself nobody waits within the step, and the clock says who was late.
 
 The score is robust: per step the logarithm of the rank's time over the median of its peers, the median of
 these over a window, in units of the noise that the run itself shows from step to step (median absolute
@@ -52,6 +54,8 @@ class Timed(Protocol):
     @property
     def step_s(self) -> float: ...
     @property
+    def t(self) -> float: ...
+    @property
     def tokens(self) -> int: ...
 
 
@@ -71,12 +75,12 @@ class Straggler:
 
 
 class _Row:
-    """One phase of one step, all ranks: time spent in it, and when it ended since the step began."""
+    """One phase of one step, all ranks: time spent in it, and when it ended."""
 
     __slots__ = ("_before", "_ended", "_usual_ends", "ratios", "spent", "usual")
 
-    def __init__(self, spent: Sequence[float], before: _Row | None, small: float) -> None:
-        """`before`: the phase before it in the same step."""
+    def __init__(self, spent: Sequence[float], before: Sequence[Sequence[float]], small: float) -> None:
+        """`before`: the times of the phases before it, from the one in which ranks last met."""
         self.spent = spent
         self._before = before
         self._ended: Sequence[float] = ()
@@ -102,11 +106,9 @@ class _Row:
         return self.ended()[i] - self._usual_ends[i]
 
     def ended(self) -> Sequence[float]:
-        """When each rank came out of the phase, in seconds since the step began."""
-        if self._before is None:
-            return self.spent
+        """When each rank came out of the phase, in seconds since the phases before it began."""
         if not self._ended:
-            self._ended = list(map(operator.add, self._before.ended(), self.spent))
+            self._ended = list(map(sum, zip(*self._before, self.spent, strict=True)))
         return self._ended
 
 
@@ -154,6 +156,9 @@ class StragglerDetector:
         self._steps: deque[int] = deque(maxlen=KEPT_STEPS)
         self._step_s: deque[float] = deque(maxlen=KEPT_STEPS)
         self._tokens: deque[Sequence[int]] = deque(maxlen=KEPT_STEPS)
+        self._times: deque[Sequence[float]] = deque(maxlen=KEPT_STEPS)  # when each rank ended the step
+        self._tokens_per_step: dict[int, float] = {}
+        self._tokens_step = -1  # the step as of which they are
         self._since: dict[tuple[int, str], int] = {}
         self._seen: dict[tuple[int, str], int] = {}  # the step at which each was found last
         self._first_step = -1
@@ -180,6 +185,8 @@ class StragglerDetector:
         self._steps.clear()
         self._step_s.clear()
         self._tokens.clear()
+        self._times.clear()
+        self._tokens_step = -1
         self._since.clear()
         self._seen.clear()
         self._first_step = -1
@@ -210,13 +217,18 @@ class StragglerDetector:
         if len(reports) >= len(self._ranks) or len(self._pending) > PENDING_STEPS:
             self._compare_ready()
 
-    def tokens_per_step(self, window: int = WINDOWS[1]) -> dict[int, float]:
-        """Mean label tokens a step by rank over the newest steps; empty before there are eight of them."""
-        newest = list(self._tokens)[-window:]
+    def tokens_per_step(self) -> dict[int, float]:
+        """Mean label tokens a step by rank over the newest 32 steps; empty before there are eight of them."""
+        newest = list(self._tokens)[-WINDOWS[1] :]
         if len(newest) < WINDOWS[0]:
             return {}
-        sums = map(sum, zip(*newest, strict=True))
-        return {rank: tokens / len(newest) for rank, tokens in zip(self._ranks, sums, strict=True)}
+        if self._tokens_step != self._steps[-1]:
+            self._tokens_step = self._steps[-1]
+            sums = map(sum, zip(*newest, strict=True))
+            self._tokens_per_step = {
+                rank: tokens / len(newest) for rank, tokens in zip(self._ranks, sums, strict=True)
+            }
+        return self._tokens_per_step
 
     def _compare_ready(self) -> None:
         if not self._ranks:
@@ -245,17 +257,18 @@ class StragglerDetector:
         self._steps.append(step)
         self._step_s.append(step_s)
         self._tokens.append([entry.tokens for entry in times])
+        self._times.append([entry.t for entry in times])
         small = 0.005 * step_s  # added to both sides: a phase that takes nothing has no ratio
-        row: _Row | None = None
-        columns = (
-            [entry.data_s for entry in times],
-            [entry.forward_s for entry in times],
-            [entry.backward_s for entry in times],
-            [entry.optimizer_s for entry in times],
-        )
-        for phase, spent in zip(self._phases.values(), columns, strict=True):
-            row = _Row(spent, row, small)
-            phase.add(row)
+        data = [entry.data_s for entry in times]
+        forward = [entry.forward_s for entry in times]
+        backward = [entry.backward_s for entry in times]
+        optimizer = [entry.optimizer_s for entry in times]
+        last = self._phases["optimizer"].rows
+        carried = [last[-1].spent] if last and self._steps[-2] == step - 1 else []
+        self._phases["data"].add(_Row(data, carried, small))
+        self._phases["forward"].add(_Row(forward, [*carried, data], small))
+        self._phases["backward"].add(_Row(backward, [*carried, data, forward], small))
+        self._phases["optimizer"].add(_Row(optimizer, [data, forward, backward], small))
 
     def _stragglers(self, step: int) -> Iterable[Straggler]:
         slow: dict[int, Straggler] = {}
@@ -275,6 +288,11 @@ class StragglerDetector:
         for key in [key for key, seen in self._seen.items() if step - seen > WINDOWS[1]]:
             del self._since[key], self._seen[key]
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
+
+    def _late_at_end(self, i: int, steps: int) -> float:
+        """Seconds by which a rank ended the newest steps after its peers, by their clocks."""
+        newest = list(self._times)[-steps:]
+        return median(times[i] - median([*times[:i], *times[i + 1 :]]) for times in newest)
 
     def _first_over(self, rows: Sequence[_Row], i: int, began: int, ratio: float) -> int:
         """The step at which it began, `began` from the end at the latest: nobody may have asked for long."""
@@ -307,6 +325,8 @@ class StragglerDetector:
             began = next(k for k, ratio in enumerate(over) if ratio > needed / 3)
             excess = median(row.excess(i) for row in rows[began:])
             late = median(row.late(i) for row in rows[began:])
+            if name == PHASES[-1]:
+                late = max(late, self._late_at_end(i, window - began))
             if excess < MATERIAL * step_s or late < 0.5 * excess:
                 continue
             if window > WINDOWS[1] and excess < LASTING * step_s:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ class StepTimes(NamedTuple):
     optimizer_s: float
     step_s: float
     tokens: int = 0
+    t: float = 0.0
 
 
 USUAL = {"data": 0.02, "forward": 0.2, "backward": 0.4, "optimizer": 0.1}
@@ -147,6 +148,40 @@ def test_a_phase_that_costs_nothing_is_not_worth_a_word():
             data = 0.004 if rank == 2 else 0.001
             detector.add(rank, step, StepTimes(data, 0.5, 0.5, 0.05, 1.05))
     assert detector.found == ()
+
+
+def waits_in_backward(slow_phase: str) -> Iterator[list[StepTimes]]:
+    """Two ranks that meet at the end of backward. The second is slow, also when the next step has begun."""
+    ends = [0.0, 0.0]
+    source = random.Random(3)
+    for _ in range(60):
+        parts = [{p: usual * source.lognormvariate(0, 0.04) for p, usual in USUAL.items()} for _ in ends]
+        parts[1][slow_phase] *= 2
+        begun = list(ends)
+        met = max(end + sum(part.values()) - part["optimizer"] for end, part in zip(ends, parts, strict=True))
+        ends = [met + part["optimizer"] for part in parts]
+        yield [
+            StepTimes(
+                part["data"],
+                part["forward"],
+                met - begin - part["data"] - part["forward"],
+                part["optimizer"],
+                end - begin,
+                t=end,
+            )
+            for part, begin, end in zip(parts, begun, ends, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "optimizer"])
+def test_a_rank_that_the_others_wait_for_in_the_next_backward_is_found(phase):
+    detector = StragglerDetector()
+    detector.expect(range(2))
+    for step, times in enumerate(waits_in_backward(phase)):
+        for rank, entry in enumerate(times):
+            detector.add(rank, step, entry)
+    (found,) = detector.found
+    assert (found.rank, found.phase) == (1, phase)
 
 
 def found_by_rank(ranks: int, steps: int, **options) -> dict[int, set[str]]:
