@@ -11,6 +11,9 @@ from ftdash.monitor.diagnosis import diagnose
 from ftdash.monitor.diagnosis.model import (
     Diagnosis,
     Frame,
+    LogEvidence,
+    LogFinding,
+    LogKind,
     ProcessEvidence,
     ProcState,
     RankEvidence,
@@ -25,6 +28,8 @@ RETRY = """for go in range(3):
     except OSError:
         log()
 barrier()"""
+DDP = "torch/nn/parallel/distributed.py"
+TRAINER = "transformers/trainer.py"
 C10D = "torch/distributed/distributed_c10d.py"
 FUTURE = "/usr/lib/python3.11/concurrent/futures/_base.py"
 READ, FUTEX = 0, 202
@@ -195,3 +200,47 @@ def test_a_run_that_is_over_is_not_to_be_dumped() -> None:
 def test_a_run_that_is_over_and_left_no_fault_says_so() -> None:
     assert "is over" in verdict_on(over=True).verdict.reason
     assert "is over" not in verdict_on().verdict.reason
+
+
+def test_of_two_ranks_at_one_line_of_the_user_the_librarys_source_tells_who_left_its_loop(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "site-packages" / "trainer" / "loop.py"
+    library.parent.mkdir(parents=True)
+    library.write_text(
+        "def train():\n    for x in data:\n        forward(x)\n"
+        "        if stop:\n            break\n    log()\n"
+    )
+    user = Frame("main", "/home/u/job.py", 25)
+    inside = rank(
+        0, [Frame("broadcast", C10D, 9), Frame("forward", DDP, 1), Frame("train", str(library), 3), user]
+    )
+    past = rank(1, [Frame("all_gather", C10D, 9), Frame("train", str(library), 6), user])
+    assert named(verdict_on(inside, past)) == {1}
+
+
+def test_of_two_ranks_the_one_in_a_save_is_named_when_the_other_is_in_a_step() -> None:
+    user = Frame("main", "/home/u/job.py", 25)
+    saves = rank(0, [Frame("barrier", C10D, 9), Frame("_save_checkpoint", TRAINER, 7), user])
+    steps = rank(1, [Frame("all_reduce", C10D, 9), Frame("forward", DDP, 1), user])
+    diagnosis = verdict_on(saves, steps)
+    assert (diagnosis.verdict.kind, named(diagnosis)) == ("save-on-one-rank", {0})
+
+
+def test_a_rank_in_teardown_is_shown_with_the_line_that_raised_in_its_log() -> None:
+    leaves = rank(1, [Frame("_shutdown", "/usr/lib/python3.11/threading.py", 1590)])
+    waits = rank(0, [Frame("all_reduce", C10D, 9), Frame("main", "/home/u/job.py", 43)])
+    raised = LogFinding(
+        kind=LogKind.EXCEPTION,
+        text="IndexError: index out of range",
+        rank=1,
+        frames=[Frame("embedding", "torch/nn/functional.py", 2), Frame("main", "/home/u/job.py", 42)],
+    )
+    samples = [
+        Sample(t=t, ranks=(waits, leaves), expected=frozenset({0, 1}), logs=LogEvidence(findings=[raised]))
+        for t in (0.0, 5.0)
+    ]
+    verdict = diagnose(samples).verdict
+    assert verdict.kind == "teardown"
+    assert verdict.culprits[0].frame.startswith("main (/home/u/job.py:42); now in _shutdown")
+    assert "IndexError" in verdict.culprits[0].why

@@ -345,8 +345,8 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True
     if motion.sleeps >= _SLEEPS and second.names & knowledge.RECEIVES and second.blocked_by is not None:
         return True  # a blocked read wakes up when something has come
-    if motion.sleeps >= _SLEEPS and _sends(second):
-        return True
+    if motion.sleeps and _sends(second):
+        return True  # the other side took something: nothing else ends a blocked write
     if motion.sleeps >= _SLEEPS and _runs_coroutines(second):
         return True
     if second.phase is Phase.UNKNOWN or second.phase in (Phase.TRAIN, Phase.TEARDOWN):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ftdash.monitor.diagnosis import frames, guards, source
 from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
 from ftdash.monitor.diagnosis.frames import Origin, Wait
+from ftdash.monitor.diagnosis.groups import made_by_some
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
@@ -59,6 +60,7 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
     for rule in (
         _point_to_point,
         _other_root,
+        made_by_some,
         _generate_left,
         _one_sided_context,
         _model_path,

@@ -103,27 +103,30 @@ def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) 
 def _without_impostors(
     ranks: Sequence[RankEvidence], metas: Mapping[int, Meta], host: str
 ) -> tuple[RankEvidence, ...]:
-    """The ranks, without a process that one which has died left behind: it bears the rank and is not it."""
-    kept = []
-    for evidence in ranks:
-        meta = metas.get(evidence.rank)
-        gone = meta is not None and meta.host in ("", host) and not procfs.state_letter(meta.pid)
-        if meta is not None and gone and evidence.process is not None and _older(meta, evidence.process):
-            process = ProcessEvidence(
-                pid=meta.pid,
-                host=evidence.host,
-                t=evidence.t,
-                failure=DumpFailure.GONE,
-                failure_text=f"no process {meta.pid}; process {evidence.pid}, which it started, lives on",
-            )
-            evidence = RankEvidence(rank=evidence.rank, host=evidence.host, t=evidence.t, process=process)
-        kept.append(evidence)
-    return tuple(kept)
+    """The ranks, without a process that one which has died left behind: it bears the rank and is not it.
+
+    Nor is it a rank that was started anew: that one is beside the others below their launcher.
+    """
+    pids = {rank: meta.pid for rank, meta in metas.items() if meta.host in ("", host)}
+    launchers = {e.process.ppid for e in ranks if e.process and e.pid == pids.get(e.rank)}
+    return tuple(
+        _died(evidence, pids[evidence.rank])
+        if evidence.rank in pids
+        and evidence.process is not None
+        and evidence.process.ppid not in launchers
+        and not procfs.state_letter(pids[evidence.rank])
+        else evidence
+        for evidence in ranks
+    )
 
 
-def _older(meta: Meta, process: ProcessEvidence) -> bool:
-    """Whether a process bears no rank of its own: no launcher started it, and the rank's own came before."""
-    return process.pid != meta.pid and not process.failure and process.ppid <= 1
+def _died(orphan: RankEvidence, pid: int) -> RankEvidence:
+    """What is known of a rank of whose processes only one that it had started lives on."""
+    text = f"no process {pid}; process {orphan.pid}, which it had started, lives on"
+    process = ProcessEvidence(
+        pid=pid, host=orphan.host, t=orphan.t, failure=DumpFailure.GONE, failure_text=text
+    )
+    return RankEvidence(rank=orphan.rank, host=orphan.host, t=orphan.t, process=process)
 
 
 def _with_logs_of_a_teardown(run: RunDir, manifest: Manifest, sample: Sample) -> Sample:

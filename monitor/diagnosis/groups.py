@@ -1,0 +1,91 @@
+"""Process groups that only some ranks have made: afterwards the names of later groups agree no more.
+
+Every rank of the world has to make every group, in the same order, also those that it is no member of
+(torch.distributed.new_group). Who made one more than the others stands elsewhere by the time of the
+hang: the source tells.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from ftdash.monitor.diagnosis import guards, source
+from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.knowledge import GROUP_FUNCTIONS
+from ftdash.monitor.diagnosis.model import Frame, Verdict
+from ftdash.monitor.diagnosis.ties import own_stack
+from ftdash.monitor.diagnosis.views import View
+from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
+
+_COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+
+
+def made_by_some(views: Sequence[View], two: bool) -> Verdict | None:
+    """Ranks stand in making a group, and an earlier group was made under a condition on the rank."""
+    making = [view for view in views if view.op == "new_group"]
+    if not making:
+        return None
+    stacks = {frame for view in views for frame in own_stack(view.reading)}
+    for place in _calls_in(sorted({frame.file for frame in stacks})):
+        condition = guards.rank_condition(place)
+        if not condition or any((frame.file, frame.line) == (place.file, place.line) for frame in stacks):
+            continue
+        makers = [view for view in views if _holds(condition, view.rank)]
+        if not makers or len(makers) == len(views):
+            continue
+        odd = makers if 2 * len(makers) <= len(views) else [view for view in views if view not in makers]
+        did = "has made" if odd is makers else "has not made"
+        why = f"it {did} the group at {place}, under `{condition}`: every rank has to make every group"
+        return Verdict(
+            Kind.COLLECTIVE_MISMATCH,
+            tuple(replace(view.culprit(why), frame=f"{place}; now in {view.shown_frame}") for view in odd),
+            confidence(0.8, views, two=two),
+            f"a group is made by some ranks only: rank {ranks_of(makers)} makes one more than the others",
+            tuple(describe(view) for view in (odd[0], making[0])),
+        )
+    return None
+
+
+def _calls_in(files: Iterable[str]) -> Iterator[Frame]:
+    """Where the user's files make groups."""
+    for file in files:
+        tree = source.tree(file)
+        for function in ast.walk(tree) if tree else ():
+            if isinstance(function, ast.FunctionDef):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Call) and _needs_everybody(node):
+                        yield Frame(function.name, file, node.lineno)
+
+
+def _needs_everybody(call: ast.Call) -> bool:
+    """Whether a call makes a group, and not among its members alone."""
+    local = any(word.arg == "use_local_synchronization" for word in call.keywords)
+    return source.called_name(call) in GROUP_FUNCTIONS and not local
+
+
+def _holds(condition: str, rank: int) -> bool:
+    """Whether a comparison of the rank with constants holds for one; False where it is anything else."""
+    try:
+        test = ast.parse(condition, mode="eval").body
+    except SyntaxError:
+        return False
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return False
+    try:
+        other = ast.literal_eval(test.comparators[0])
+    except ValueError:
+        return False
+    if isinstance(test.ops[0], ast.In | ast.NotIn):
+        return isinstance(other, tuple | list | set) and (rank in other) is isinstance(test.ops[0], ast.In)
+    compare = _COMPARE.get(type(test.ops[0]))
+    return compare is not None and isinstance(other, int) and compare(rank, other)
