@@ -190,6 +190,17 @@ def gpu(name: str) -> Gpu:
     return found
 
 
+def full_name(name: str) -> str:
+    """The GPU that `name` stands for: itself, or the only one whose name goes on with a dash (`l40s`,
+    `h100-pcie`). Raises HardwareError with the valid names."""
+    if name in gpu_names():
+        return name
+    fits = [known for known in _known() if known.startswith(f"{name.lower()}-")]
+    if len(fits) != 1:
+        raise HardwareError(f"--gpu {name}: one of {', '.join(fits or gpu_names())}")
+    return fits[0]
+
+
 def by_product(product: str, memory_bytes: int) -> Gpu | None:
     """The known GPU behind a product name such as "NVIDIA A100-SXM4-80GB", the nearest in memory."""
     bare = product.removeprefix("NVIDIA ").removeprefix("Tesla ")

@@ -59,6 +59,16 @@ def test_unknown_names_are_answered_with_the_valid_ones() -> None:
         gpu("l4-24g").inter_node_link(8, "carrier-pigeon")
 
 
+def test_a_name_may_end_before_a_dash_where_one_gpu_alone_goes_on() -> None:
+    assert hardware.full_name("L40S") == "l40s-48g"
+    assert hardware.full_name("h100-pcie") == "h100-pcie-80g"
+    assert hardware.full_name("local") == "local"
+    with pytest.raises(HardwareError, match="--gpu h100: one of h100-sxm-80g, h100-pcie-80g, h100-nvl"):
+        hardware.full_name("h100")
+    with pytest.raises(HardwareError, match=r"--gpu h101: one of a100-40g.*local"):
+        hardware.full_name("h101")
+
+
 def test_products_are_matched_by_name_and_memory() -> None:
     assert hardware.by_product("NVIDIA A100-SXM4-80GB", 85 * 10**9).name == "a100-80g"
     assert hardware.by_product("Tesla V100-SXM2-16GB", 16 * 10**9).name == "v100-16g"

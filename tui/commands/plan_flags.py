@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
+from ftdash.engine.hardware import HardwareError, full_name
 from ftdash.engine.plan import (
     LARGEST_COUNT,
     Attention,
@@ -116,7 +117,7 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", metavar="PRESET", help="a preset's name, such as qwen3-8b")
     group.add_argument("--config", metavar="FILE", help="a Hugging Face config.json")
     group.add_argument("--params", metavar="N", help="a bare parameter count, such as 8.2e9")
-    group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g, or local")
+    group.add_argument("--gpu", metavar="NAME", help="GPU model, such as h100-sxm-80g or l40s, or local")
     group.add_argument(
         "--pcie", metavar="GENxLANES", help="this machine's slots, such as 3x8 (default: the card's)"
     )
@@ -154,9 +155,11 @@ def plan_from(args: argparse.Namespace) -> Plan:
         )
     if named:
         fields = {k: v for k, v in fields.items() if k not in ("model", "config", "params")}
-    for flag in ("model", "config", "gpu", "pcie"):
+    for flag in ("model", "config", "pcie"):
         if getattr(args, flag) is not None:
             fields[flag] = getattr(args, flag)
+    if args.gpu is not None:
+        fields["gpu"] = _gpu(args.gpu)
     if args.params is not None:
         fields["params"] = _parameters(args.params)
     if args.lora_dropout is not None:
@@ -296,6 +299,13 @@ def _count(name: str, text: str, limit: int) -> int:
     if not 1 <= value <= limit:
         raise UserError(f"--{name} {text}: must be a whole number from 1 to {limit}")
     return value
+
+
+def _gpu(name: str) -> str:
+    try:
+        return full_name(name)
+    except HardwareError as error:
+        raise UserError(str(error)) from None
 
 
 def _share(name: str, text: str) -> float:
