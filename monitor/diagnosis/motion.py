@@ -327,7 +327,12 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
     if not motion.busy and _waits_for_workers(second):
         return False  # its workers are what would move
     waits = not motion.busy and _same_own_function(first, second) and only_waits(first, second)
-    if motion.threads_move and (waits or second.blocked_by is not None or _at_a_lock(second)):
+    fed_by_threads = not second.names & knowledge.TAKES_FROM_WORKERS
+    if (
+        fed_by_threads
+        and motion.threads_move
+        and (waits or second.blocked_by is not None or _at_a_lock(second))
+    ):
         return True  # it waits for a thread of its own, which works
     if waits:
         return False
