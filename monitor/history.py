@@ -44,6 +44,7 @@ class RankPast:
     """What is remembered of one rank."""
 
     last_step: int = -1
+    fed: bool = False  # with its records, one by one
     loss_nan: Odd | None = None
     grad_nan: Odd | None = None
     zero_losses: int = 0  # in a row, up to the newest
@@ -85,13 +86,7 @@ class RunHistory:
 
     def add_step(self, rank: int, step: Step) -> None:
         """One step record of one rank, in order."""
-        past = self.ranks.get(rank)
-        if past is None:
-            past = self.ranks[rank] = RankPast()
-        if step.step <= past.last_step:
-            return
-        self._note_step(past, step)
-        self.stragglers.add(rank, step.step, step)
+        self.add_steps((rank,), (step,))
 
     def add_steps(self, ranks: Sequence[int], steps: Sequence[Step]) -> None:
         """One step record of each of these ranks: what a thousand ranks write in a second."""
@@ -100,9 +95,19 @@ class RunHistory:
             past = pasts.get(rank)
             if past is None:
                 past = pasts[rank] = RankPast()
+            if step.step < past.last_step and past.fed:
+                past = self._begin_anew(rank)
+            past.fed = True
             if step.step > past.last_step:
                 self._note_step(past, step)
         self.stragglers.add_all(ranks, steps)
+
+    def _begin_anew(self, rank: int) -> RankPast:
+        """A rank whose steps went back: it was started again, from a checkpoint or from nothing."""
+        past = self.ranks[rank] = RankPast()
+        self.stragglers.restart(rank)
+        self._norm_step = self._last_rate_step = -1
+        return past
 
     def add_experts(self, records: Sequence[Experts]) -> None:
         """Tokens per expert as one rank counted them, in order. The newest of a layer comes with the state,
@@ -133,8 +138,10 @@ class RunHistory:
             past = self.ranks.get(rank.rank)
             if past is None:
                 past = self.ranks[rank.rank] = RankPast()
-            if rank.step > past.last_step and rank.step_s is not None:
-                self.add_step(rank.rank, _as_step(rank, state.now))
+            if not past.fed and rank.step > past.last_step and rank.step_s is not None:
+                step = _as_step(rank, state.now)
+                self._note_step(past, step)
+                self.stragglers.add(rank.rank, step.step, step)
         self.experts.settle()
         for layer in state.experts:
             if self._expert_counts.get(layer.layer) != layer.counts:

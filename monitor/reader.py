@@ -372,10 +372,13 @@ class RunReader:
             return data
         old, garbage = decode_lines(lean_node_decoder, data[:cut])
         node.garbage += garbage
-        self.summary.feed_node(node.host, old)
+        told: list[AnyRecord] = []
         for record in old:
             if type(record) is LeanSample:
                 self.history.add_sample(record)
+            elif type(record) is Event or type(record) is Exit:
+                told.append(record)
+        self.summary.feed_node(node.host, told)
         return data[cut:]
 
     def _feed_history(self, file: _RankFile, data: bytes) -> None:

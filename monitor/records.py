@@ -23,6 +23,10 @@ class Record(msgspec.Struct, omit_defaults=True, tag_field="kind", kw_only=True,
 
 
 Number = float | str  # "nan", "inf" and "-inf" stand for the values that JSON cannot say
+# A file may be damaged, or not ours: beyond these no run goes, and a reader's memory has to have a bound.
+RankNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 17)]
+LayerNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 12)]
+GpuIndex = Annotated[int, msgspec.Meta(ge=0, lt=1 << 10)]
 
 
 class Meta(Record, tag="meta"):
@@ -84,7 +88,7 @@ class Experts(Record, tag="experts"):
     """Tokens routed to each expert of one MoE layer since the last record (this rank's tokens)."""
 
     step: int
-    layer: int
+    layer: LayerNumber
     counts: list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
@@ -114,7 +118,7 @@ class GpuSample(Record, tag="gpu"):
     """One GPU, or one MIG instance, as its node's agent saw it. None means that the driver does not say;
     `unavailable` then has the reason by field: not supported, no permission, not in this driver."""
 
-    index: int
+    index: GpuIndex
     uuid: str = ""
     state: str = "ok"  # ok, lost, error
     name: str = ""
@@ -162,7 +166,7 @@ class GpuSample(Record, tag="gpu"):
 class RankSample(Record, tag="proc"):
     """One rank's process as its node's agent saw it, with the rank's own last sign of progress."""
 
-    rank: int
+    rank: RankNumber
     pid: int
     rss: int = 0  # bytes
     cpu: float = 0.0  # percent of one core since the last sample
@@ -195,7 +199,7 @@ class Node(Record, tag="node"):
 class Exit(Record, tag="exit"):
     """The end of a rank's process, or of the launcher when `rank` is None. `code` < 0 is a signal."""
 
-    rank: int | None
+    rank: RankNumber | None
     pid: int
     code: int | None  # None: the process is gone and nobody could see how it ended
     host: str = ""

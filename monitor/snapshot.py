@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import median
@@ -19,6 +19,7 @@ from ftdash.monitor.state import Alert, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
 
 MOST_SILENT_NAMED = 3
+ASKED_RANKS = 64  # ranks of one run take their steps together: so many tell how long these last
 GONE_AFTER_S = 5.0  # an agent that is alive and has not listed a rank for so long has seen it go
 
 
@@ -44,7 +45,6 @@ class Shown:
     sums_due: bool = True  # whether what is taken over all ranks only to be compared with the plan is, too
     signs: dict[int, Signs] = field(default_factory=dict)
     states: dict[int, RankState] = field(default_factory=dict)
-    step_s: dict[int, float] = field(default_factory=dict)  # median of each rank's newest steps
     measured: dict[str, float] = field(default_factory=dict)
     gpus: dict[str, tuple[float, list[GpuState]]] = field(default_factory=dict)  # by host, with its time
     gpu_of_uuid: dict[str, GpuState] = field(default_factory=dict)
@@ -97,8 +97,7 @@ def build_state(
     step = min([last.step for last in lasts], default=0)
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
     tokens_per_s = _throughput(states, outcome.phase)
-    shown.step_s.update((rank.rank, step_s) for rank in due if (step_s := rank.median_step_s()) is not None)
-    step_s = median(shown.step_s.values()) if shown.step_s else None
+    step_s = _typical_step_s(ranks)
     if shown.sums_due:
         shown.measured = _measured(ranks, lasts, states, tokens_per_s, step_s)
     running, stalled = outcome.phase is RunPhase.RUNNING, outcome.phase is RunPhase.STALLED
@@ -230,6 +229,13 @@ def _gpus(node: NodeSummary) -> list[GpuState]:
     return [gpu_state(gpu, node.host) for _, gpu in sorted(node.gpus.items())]
 
 
+def _typical_step_s(ranks: Sequence[RankSummary]) -> float | None:
+    """Median over ranks of each rank's own median step time, seconds. Of many ranks, some are asked."""
+    asked = ranks[:: max(1, len(ranks) // ASKED_RANKS)]
+    medians = [step_s for rank in asked if (step_s := rank.median_step_s()) is not None]
+    return median(medians) if medians else None
+
+
 def _throughput(states: tuple[RankState, ...], phase: RunPhase) -> float | None:
     """Label tokens per second of all ranks over their newest steps; nothing flows in a stalled run."""
     rates = [state.tokens_per_s for state in states if state.tokens_per_s is not None]
@@ -282,18 +288,18 @@ def _silent_nodes(around: Surroundings, states: tuple[RankState, ...]) -> tuple[
     why = "node, network or file system"
     hosts = sorted(around.silent)
     if len(hosts) <= MOST_SILENT_NAMED:
-        groups = [([host], f"no word from {host} for {around.silent[host]:.0f} s: {why}") for host in hosts]
+        groups = [({host}, f"no word from {host} for {around.silent[host]:.0f} s: {why}") for host in hosts]
     else:
         named = ", ".join(hosts[:MOST_SILENT_NAMED])
         least_s = min(around.silent.values())
         text = f"no word from {len(hosts)} nodes for {least_s:.0f} s and more: {why}; {named} and others"
-        groups = [(hosts, text)]
+        groups = [(set(hosts), text)]
     return tuple(
         Alert(
             "node-silent",
             "error",
             text,
-            tuple(state.rank for state in states if state.host in members),
+            tuple([state.rank for state in states if state.host in members]),
             around.now,
         )
         for members, text in groups

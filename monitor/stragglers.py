@@ -30,6 +30,8 @@ WINDOWS = (8, 32, 64)  # steps: the short window finds 1.3 within ten steps, the
 STEADY = 0.1  # noise up to which a short window is enough; ranks that share processors are less steady
 DOUBTED = 16  # steps that it takes otherwise, where it costs less than
 HEAVY = 0.25  # of the step's time
+OFTEN = 0.3  # of 32 steps: a rank that is held up again and again, and else is like the others
+OFTEN_SLOWDOWN = math.log(1.3)  # in each of them
 LASTING = 0.1  # of the step's time: what only the longest window finds has to cost so much
 SLOWDOWN = 1.15  # smaller differences between ranks are not worth a word
 SIGMAS = 5.0
@@ -81,6 +83,8 @@ class _Row:
 
     def __init__(self, spent: Sequence[float], before: Sequence[Sequence[float]], small: float) -> None:
         """`before`: the times of the phases before it, from the one in which ranks last met."""
+        if min(spent) < 0:  # times from a log, whose clock was set back
+            spent = [max(0.0, own) for own in spent]
         self.spent = spent
         self._before = before
         self._ended: Sequence[float] = ()
@@ -180,6 +184,18 @@ class StragglerDetector:
         if not wanted or wanted == self._ranks:
             return  # when all are gone, what was found last stays true
         self._ranks, self._members = wanted, frozenset(wanted)
+        self._forget()
+        self._judged_step = self._compared_step
+        self._compare_ready()
+
+    def restart(self, rank: int) -> None:
+        """A rank takes steps again that it had taken: what it reported is void, all starts anew."""
+        for reports in self._pending.values():
+            reports.pop(rank, None)
+        self._forget()
+        self._compared_step = self._judged_step = -1
+
+    def _forget(self) -> None:
         for phase in self._phases.values():
             phase.clear()
         self._steps.clear()
@@ -191,8 +207,6 @@ class StragglerDetector:
         self._seen.clear()
         self._first_step = -1
         self._found = ()
-        self._judged_step = self._compared_step
-        self._compare_ready()
 
     def add(self, rank: int, step: int, times: Timed) -> None:
         """One step of one rank. Repeated and older steps are ignored."""
@@ -285,9 +299,42 @@ class StragglerDetector:
                     known = slow.get(straggler.rank)
                     if known is None or straggler.excess_s > known.excess_s:
                         slow[straggler.rank] = straggler
+            suspects = [i for i, newest in enumerate(sums) if newest >= OFTEN_SLOWDOWN]
+            for straggler in self._held_up(name, phase, suspects, step):
+                slow.setdefault(straggler.rank, straggler)
         for key in [key for key, seen in self._seen.items() if step - seen > WINDOWS[1]]:
             del self._since[key], self._seen[key]
         return sorted(slow.values(), key=lambda entry: -entry.excess_s)
+
+    def _held_up(self, name: str, phase: _Phase, suspects: Sequence[int], step: int) -> Iterable[Straggler]:
+        """Suspects that hold the others up in many of the newest 32 steps, as none of the others does."""
+        rows = list(phase.rows)[-WINDOWS[1] :]
+        if len(rows) < WINDOWS[1] or not suspects:
+            return
+        step_s = median(list(self._step_s)[-len(rows) :])
+
+        def hits(i: int) -> list[_Row]:
+            slow = [row for row in rows if row.ratios[i] > OFTEN_SLOWDOWN]
+            if len(slow) < OFTEN * len(rows) / 8:
+                return slow
+            return [row for row in slow if row.late(i) > 0.5 * row.excess(i) > 0.5 * LASTING * step_s]
+
+        for i in suspects:
+            held = hits(i)
+            if len(held) < OFTEN * len(rows):
+                continue
+            if any(len(hits(other)) > len(held) / 8 for other in range(len(self._ranks)) if other != i):
+                continue
+            rank = self._ranks[i]
+            excess = sum(row.excess(i) for row in held) / len(rows)
+            if excess < LASTING * step_s:
+                continue
+            usual = sum(row.usual[i] for row in rows) / len(rows)
+            began = self._steps[rows.index(held[0]) - len(rows)]
+            since = self._since.setdefault((rank, name), began)
+            self._seen[rank, name] = step
+            early = since - self._first_step < WINDOWS[0]
+            yield Straggler(rank, name, 1 + excess / usual, excess, since, step, or_earlier=early)
 
     def _late_at_end(self, i: int, steps: int) -> float:
         """Seconds by which a rank ended the newest steps after its peers, by their clocks."""

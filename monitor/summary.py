@@ -17,8 +17,10 @@ from ftdash.monitor.records import (
     Exit,
     Experts,
     GpuSample,
+    LayerNumber,
     Meta,
     Node,
+    RankNumber,
     RankSample,
     Record,
     Step,
@@ -29,6 +31,7 @@ from ftdash.monitor.timeline import Timeline
 PACE_STEPS = 25  # a rank's step time is the median of so many
 RATE_STEPS = 10  # and its throughput that of so many
 RECENT_EVENTS = 64
+MOST_EVENT_CHARS = 4096  # of an event's text: 64 of four megabytes each are kept by nobody
 
 
 class LeanRecord(msgspec.Struct, tag_field="kind", gc=False):
@@ -45,7 +48,7 @@ class LeanStep(LeanRecord, tag="step"):
 
 class LeanExperts(LeanRecord, tag="experts"):
     step: int
-    layer: int
+    layer: LayerNumber
     counts: msgspec.Raw
 
 
@@ -64,7 +67,7 @@ class LeanEvent(LeanRecord, tag="event"):
 class LeanSample(LeanRecord, tag="proc"):
     """A sample of a rank's process that a newer one has followed: what its past keeps of it."""
 
-    rank: int
+    rank: RankNumber
     state: str = ""
     rss: int = 0
     beat_step: int = 0
@@ -175,7 +178,7 @@ class Summary:
                 summary.meta = record
                 self._place(summary, record.host)
             elif isinstance(record, Event):
-                self.events.append(record)
+                self._note_event(record)
 
     def feed_steps(self, ranks: Sequence[int], steps: Sequence[Step]) -> None:
         """One new full record of each of these ranks: what a thousand ranks write in a second."""
@@ -198,7 +201,7 @@ class Summary:
             if type(record) is LeanExperts:
                 newest_experts[record.layer] = record
             elif type(record) is LeanEvent:
-                self.events.append(
+                self._note_event(
                     Event(
                         t=record.t,
                         severity=record.severity,
@@ -221,46 +224,54 @@ class Summary:
                 self._stale_layers.add(layer)
         return LeanMeta in kinds
 
+    def _note_event(self, event: Event) -> None:
+        if len(event.text) > MOST_EVENT_CHARS:
+            event = msgspec.structs.replace(event, text=event.text[:MOST_EVENT_CHARS] + "…")
+        self.events.append(event)
+
     def _note_routing(self, rank: int, step: int, layer: int, counts: Sequence[int]) -> None:
         if self._routing_rank is None:
             self._routing_rank = rank
         if rank == self._routing_rank:
             self.routing.add(step, layer, counts)
 
-    def feed_node(self, host: str, records: Iterable[msgspec.Struct]) -> None:
+    def feed_node(self, host: str, records: Sequence[Record]) -> None:
         """Records of one node's agent, in order."""
         node = self.nodes.get(host)
         if node is None:
             node = self.nodes[host] = NodeSummary(host)
         for record in records:
-            if isinstance(record, RankSample):
-                summary = self.rank(record.rank)
-                before = summary.sample
-                if not record.rss and before is not None and before.pid == record.pid:
-                    # a zombie holds no memory any more: what the rank held is what is asked of it
-                    record = msgspec.structs.replace(record, rss=before.rss)
-                summary.sample = record
-                summary.sample_host = host
-                if summary.meta is None:
-                    self._place(summary, host)
-                if record.rss and record.beat_step > 0 and not record.gpu_uuid:
-                    self.timeline.note_rss(record.beat_step, record.rss)
-                self.launcher_exits.pop(host, None)  # a requeued job has started again
-                if summary.exit is not None and summary.exit.pid != record.pid:
-                    summary.exit = None  # the launcher has started it again
-            elif isinstance(record, GpuSample):
+            if type(record) is RankSample:
+                self._note_sample(host, record)
+            elif type(record) is GpuSample:
                 node.gpus[record.index, -1 if record.mig_index is None else record.mig_index] = record
-            elif isinstance(record, Node):
+            elif type(record) is Node:
                 node.node = record
-            elif isinstance(record, Exit):
+            elif type(record) is Exit:
                 if record.rank is None:
                     self.launcher_exits[host] = record
                 else:
                     self.rank(record.rank).exit = record
-            elif isinstance(record, Event):
-                self.events.append(record)
-            if isinstance(record, Record):
-                node.last_t = record.t
+            elif type(record) is Event:
+                self._note_event(record)
+        if records:
+            node.last_t = records[-1].t
+
+    def _note_sample(self, host: str, record: RankSample) -> None:
+        summary = self.rank(record.rank)
+        before = summary.sample
+        if not record.rss and before is not None and before.pid == record.pid:
+            # a zombie holds no memory any more: what the rank held is what is asked of it
+            record = msgspec.structs.replace(record, rss=before.rss)
+        summary.sample = record
+        summary.sample_host = host
+        if summary.meta is None:
+            self._place(summary, host)
+        if record.rss and record.beat_step > 0 and not record.gpu_uuid:
+            self.timeline.note_rss(record.beat_step, record.rss)
+        self.launcher_exits.pop(host, None)  # a requeued job has started again
+        if summary.exit is not None and summary.exit.pid != record.pid:
+            summary.exit = None  # the launcher has started it again
 
     def expert_layers(self) -> tuple[ExpertLayer, ...]:
         """Per layer, the newest counts of every rank added up. The same object until counts change."""

@@ -65,8 +65,9 @@ class Tail:
             if data.endswith(b"\n") and len(data) < limit and not self._skipping:
                 # The usual case, met in a thousand files a second.
                 self.offset += len(data)
-                self.behind = self._large = False
                 self._idle = 0
+                if self.behind:
+                    self.behind = self._large = False
                 return data
             return self._whole_lines(data, limit)
         except OSError as error:
