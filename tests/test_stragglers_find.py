@@ -209,6 +209,17 @@ def test_two_of_four_are_found_where_ranks_share_processors_and_no_step_is_like_
     assert found.keys() == {1, 2}
 
 
+def test_a_rank_that_is_stopped_in_every_other_step_is_found_and_hiccups_of_all_are_none():
+    def stopped(rank: int, step: int, phase: str) -> float:
+        return 2.0 if (rank, phase, step % 2) == (2, "forward", 0) else 1.0
+
+    def hiccup(rank: int, step: int, phase: str) -> float:
+        return 4.0 if phase == "forward" and step % 2 == 0 and step // 2 % 4 == rank else 1.0
+
+    assert found_by_rank(4, 80, slow=stopped) == {2: {"forward"}}
+    assert found_by_rank(4, 80, slow=hiccup) == {}
+
+
 def test_ten_unlucky_steps_among_unsteady_ones_are_no_straggler():
     """A rank that others keep from its processor for a second, in a phase that is a tenth of the step."""
     options = {"noise": 0.2, "seed": 1}
