@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from ftdash.monitor.diagnosis import diagnose
-from ftdash.monitor.diagnosis.arguments import WORLD
 from ftdash.monitor.diagnosis.model import (
     Diagnosis,
     Frame,
@@ -245,13 +244,3 @@ def test_a_rank_in_teardown_is_shown_with_the_line_that_raised_in_its_log() -> N
     assert verdict.kind == "teardown"
     assert verdict.culprits[0].frame.startswith("main (/home/u/job.py:42); now in _shutdown")
     assert "IndexError" in verdict.culprits[0].why
-
-
-def test_a_rank_that_took_the_world_for_its_group_is_named(tmp_path: Path) -> None:
-    script = tmp_path / "job.py"
-    script.write_text("def steps():\n    reduce(x, group=mine)\n    if step % 10 == 0:\n        barrier()\n")
-    ranks = [rank(n, in_call("barrier", script, ("steps", 4))) for n in (0, 1)]
-    ranks += [rank(n, in_call("all_reduce", script, ("steps", 2))) for n in (2, 3)]
-    for of_all in (ranks[0], ranks[1], ranks[3]):
-        of_all.call = {WORLD: 1}
-    assert named(verdict_on(*ranks)) == {3}

@@ -1,5 +1,5 @@
-"""Whom a rank's call is with: source, destination and root, or rank and world size at the rendezvous, or
-whether it names no group; read from torch's own frames.
+"""Whom a rank's call is with: source, destination and root, or rank and world size at the rendezvous, read
+from torch's own frames.
 
 py-spy can show local variables. Of its output only small integers of these names, in functions of
 torch.distributed, are kept: locals of the user's functions, and everything that could be data, are dropped
@@ -25,7 +25,6 @@ _FILE = re.compile(r"(?:^|/)torch/distributed/(?:distributed_c10d|rendezvous)\.p
 # same in the helper that makes the default group.
 _MEETING = re.compile(r"^(?:init_process_group|_\w*rendezvous\w*|_create_c10d_store)$")
 _MEETING_NAMES = frozenset({"rank", "world_size"})
-WORLD = "world"  # a call that names no group is one of all ranks
 _NUMBER = re.compile(r"\d{1,7}")
 
 
@@ -65,8 +64,6 @@ def parse_call(data: bytes) -> dict[str, int]:
                 for item in frame.locals or ()
                 if item.name in wanted and item.repr and _NUMBER.fullmatch(item.repr)
             }
-            if wanted is _NAMES and any(i.name == "group" and i.repr == "None" for i in frame.locals or ()):
-                found[WORLD] = 1
             if found and (wanted is _NAMES or found.keys() == wanted):
                 return found
     return {}

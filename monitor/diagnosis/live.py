@@ -129,11 +129,10 @@ def add_rest(sample: Sample) -> Sample:
 
 
 def _all_in_calls(sample: Sample) -> bool:
-    """Whether every rank is in a collective, not all in one, or one in a call with somebody in particular."""
+    """Whether every rank is in a collective, and one of them in a call with somebody in particular."""
     readings = [frames.read_threads(evidence.threads) for evidence in sample.ranks]
     named = any(reading.op in knowledge.NAMES_A_RANK for reading in readings)
-    differ = len({reading.op for reading in readings}) > 1
-    return (named or differ) and all(reading.in_collective for reading in readings)
+    return named and all(reading.in_collective for reading in readings)
 
 
 def _all_starting(sample: Sample) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames, guards, source
-from ftdash.monitor.diagnosis.arguments import WORLD, root_of, stuck_in_the_ring
+from ftdash.monitor.diagnosis.arguments import root_of, stuck_in_the_ring
 from ftdash.monitor.diagnosis.frames import Origin, Wait
 from ftdash.monitor.diagnosis.groups import made_by_some
 from ftdash.monitor.diagnosis.kinds import Kind
@@ -61,7 +61,6 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         _point_to_point,
         _other_root,
         made_by_some,
-        _odd_in_the_world,
         _generate_left,
         _one_sided_context,
         _model_path,
@@ -198,30 +197,6 @@ def _other_root(views: Sequence[View], two: bool) -> Verdict | None:
         confidence(0.9, views, two=two),
         f"rank {ranks_of(odd)} makes the {odd[0].op} with another root than the others",
         (", ".join(f"rank {rank}: root {root}" for rank, root in sorted(roots.items())[:16]),),
-    )
-
-
-def _odd_in_the_world(views: Sequence[View], two: bool) -> Verdict | None:
-    """Of the ranks whose call names no group, the one in another call than the rest.
-
-    A rank that took the world for its group holds up its group, and the world waits for its group.
-    """
-    of_all = [view for view in views if WORLD in view.evidence.call]
-    if len(of_all) == len(views) or len(of_all) < 3:
-        return None
-    odd, tied = odd_ones(of_all, lambda view: view.op)
-    if not odd or tied:
-        return None
-    beside = [view for view in views if view not in of_all and _own_place(view) == _own_place(odd[0])]
-    if not beside:
-        return None
-    why = f"its {odd[0].op} is of all ranks, and at the same line that of rank {ranks_of(beside)} of a group"
-    return Verdict(
-        Kind.COLLECTIVE_MISMATCH,
-        tuple(view.culprit(why) for view in odd),
-        confidence(0.88, views, two=two),
-        f"rank {ranks_of(odd)} makes the {odd[0].op} in another group than the others",
-        tuple(describe(view) for view in (odd[0], beside[0])),
     )
 
 
