@@ -87,7 +87,7 @@ class Recorder:
             return
         step_s = latest.step_s or 0.0
         if not step_s and before is not None and latest.step > before.step:
-            step_s = (now - before.t) / (latest.step - before.step)
+            step_s = max(0.0, now - before.t) / (latest.step - before.step)  # a clock set back says nothing
         rate = view.progress.tokens_per_s() if view.progress is not None else None
         memory = (view.progress.memory if view.progress is not None else None) or LoggedMemory()
         step = Step(
