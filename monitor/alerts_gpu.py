@@ -16,14 +16,14 @@ BUSY_UTIL = 50  # percent; an idle link drops its generation to save power
 
 def gpu_alerts(state: RunState, history: Any, limits: Any) -> Iterator[Alert]:
     """One alert a kind, naming the GPUs; `ranks` are those that run on them."""
-    ranks_of: dict[tuple[str, str, int], list[int]] = {}
-    for rank in state.ranks:
-        if rank.gpu is not None:
-            ranks_of.setdefault(_key(rank.gpu), []).append(rank.rank)
     kinds: dict[str, list[tuple[GpuState, str, str]]] = {}
     for gpu in state.gpus:
         for code, severity, text in _findings(gpu):
             kinds.setdefault(code, []).append((gpu, severity, text))
+    ranks_of: dict[tuple[str, str, int], list[int]] = {}
+    for rank in state.ranks if kinds else ():
+        if rank.gpu is not None:
+            ranks_of.setdefault(_key(rank.gpu), []).append(rank.rank)
     for code, findings in kinds.items():
         severity = "error" if any(severity == "error" for _, severity, _ in findings) else "warning"
         texts = [f"{_name(gpu)} {text}" for gpu, _, text in findings[:4]]

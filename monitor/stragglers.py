@@ -14,6 +14,7 @@ successive difference, which neither a constant offset nor a single spike moves)
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from collections import deque
@@ -79,25 +80,24 @@ class Straggler:
 class _Row:
     """One phase of one step, all ranks: time spent in it, and when it ended."""
 
-    __slots__ = ("_before", "_ended", "_usual_ends", "ratios", "spent", "usual")
+    __slots__ = ("_before", "_ended", "_usual_ends", "asked", "small", "spent", "usual")
 
     def __init__(self, spent: Sequence[float], before: Sequence[Sequence[float]], small: float) -> None:
         """`before`: the times of the phases before it, from the one in which ranks last met."""
         if min(spent) < 0:  # times from a log, whose clock was set back
             spent = [max(0.0, own) for own in spent]
         self.spent = spent
+        self.small = small
         self._before = before
         self._ended: Sequence[float] = ()
         self.usual = _medians_of_others(spent)
-        if len(spent) > MANY_RANKS:
-            scale, log = self.usual[0] + small, math.log
-            self.ratios = [log((own + small) / scale) for own in spent]
-        else:
-            self.ratios = [
-                math.log((own + small) / (usual + small))
-                for own, usual in zip(spent, self.usual, strict=True)
-            ]
+        # Of many ranks some, evenly spread, tell how steady all are.
+        self.asked = [self.ratio(i) for i in range(0, len(spent), max(1, len(spent) // MANY_RANKS))]
         self._usual_ends: list[float] = []
+
+    def ratio(self, i: int) -> float:
+        """Logarithm of the time of rank number `i` over its peers' median."""
+        return math.log((self.spent[i] + self.small) / (self.usual[i] + self.small))
 
     def excess(self, i: int) -> float:
         """Seconds that rank number `i` spent beyond its peers' median."""
@@ -125,7 +125,7 @@ class _Phase:
 
     def add(self, row: _Row) -> None:
         if self.rows:
-            moves = map(operator.sub, row.ratios, self.rows[-1].ratios)
+            moves = map(operator.sub, row.asked, self.rows[-1].asked)
             self.moved.append(median(map(abs, moves)))
         self.rows.append(row)
 
@@ -135,10 +135,19 @@ class _Phase:
             return NOISE_FLOOR
         return max(NOISE_FLOOR, 1.4826 * median(self.moved) / math.sqrt(2))
 
-    def newest_sums(self) -> list[float]:
-        """Of each rank, its log ratios over the newest four steps added up."""
-        newest = [row.ratios for row in list(self.rows)[-4:]]
-        return list(map(sum, zip(*newest, strict=True)))
+    def newest_sums(self, least: float) -> dict[int, float]:
+        """Log ratios over the newest four steps added up, of the ranks with `least` or more of it."""
+        newest = list(self.rows)[-4:]
+        own = _products([(row.spent, row.small) for row in newest])
+        usual: Iterable[float] = itertools.repeat(math.prod([row.usual[0] + row.small for row in newest]))
+        if len(newest[0].spent) <= MANY_RANKS:  # else all have the same peers
+            usual = _products([(row.usual, row.small) for row in newest])
+        over = math.exp(least)
+        return {
+            i: math.log(product / limit)
+            for i, (product, limit) in enumerate(zip(own, usual, strict=False))
+            if product >= over * limit
+        }
 
     def clear(self) -> None:
         self.rows.clear()
@@ -288,18 +297,19 @@ class StragglerDetector:
         slow: dict[int, Straggler] = {}
         for name, phase in self._phases.items():
             noise = phase.noise()
-            sums = phase.newest_sums()
+            # Saves the rest for the many ranks that are not slow at all.
+            sums = phase.newest_sums(min(math.log(SLOWDOWN) * 4 / 3, OFTEN_SLOWDOWN))
             for window in WINDOWS:
                 if len(phase.rows) < window:
                     continue
                 needed = max(math.log(SLOWDOWN), SIGMAS * 1.2533 * noise / math.sqrt(window))
-                # Saves the rest for the many ranks that are not slow at all.
-                suspects = [i for i, newest in enumerate(sums) if newest >= needed * 4 / 3]
+                suspects = [i for i, newest in sums.items() if newest >= needed * 4 / 3]
                 for straggler in self._over(name, phase, suspects, needed, noise, window, step):
                     known = slow.get(straggler.rank)
                     if known is None or straggler.excess_s > known.excess_s:
                         slow[straggler.rank] = straggler
-            suspects = [i for i, newest in enumerate(sums) if newest >= OFTEN_SLOWDOWN]
+            often = [i for i, newest in sums.items() if newest >= OFTEN_SLOWDOWN]
+            suspects = [i for i in often if self._ranks[i] not in slow]
             for straggler in self._held_up(name, phase, suspects, step):
                 slow.setdefault(straggler.rank, straggler)
         for key in [key for key, seen in self._seen.items() if step - seen > WINDOWS[1]]:
@@ -314,7 +324,7 @@ class StragglerDetector:
         step_s = median(list(self._step_s)[-len(rows) :])
 
         def hits(i: int) -> list[_Row]:
-            slow = [row for row in rows if row.ratios[i] > OFTEN_SLOWDOWN]
+            slow = [row for row in rows if row.ratio(i) > OFTEN_SLOWDOWN]
             if len(slow) < OFTEN * len(rows) / 8:
                 return slow
             return [row for row in slow if row.late(i) > 0.5 * row.excess(i) > 0.5 * LASTING * step_s]
@@ -344,7 +354,7 @@ class StragglerDetector:
     def _first_over(self, rows: Sequence[_Row], i: int, began: int, ratio: float) -> int:
         """The step at which it began, `began` from the end at the latest: nobody may have asked for long."""
         first = len(rows) + began
-        while first > 0 and self._steps[first - 1] > self._judged_step and rows[first - 1].ratios[i] > ratio:
+        while first > 0 and self._steps[first - 1] > self._judged_step and rows[first - 1].ratio(i) > ratio:
             first -= 1
         return self._steps[first]
 
@@ -366,7 +376,7 @@ class StragglerDetector:
         step_s = median(list(self._step_s)[-window:])
         for i in suspects:
             rank = self._ranks[i]
-            over = [row.ratios[i] for row in rows]
+            over = [row.ratio(i) for row in rows]
             if not _keeps_over(over, needed):
                 continue
             began = next(k for k, ratio in enumerate(over) if ratio > needed / 3)
@@ -379,7 +389,7 @@ class StragglerDetector:
             if window > WINDOWS[1] and excess < LASTING * step_s:
                 continue
             if window < DOUBTED and noise > STEADY and excess < HEAVY * step_s:
-                before = [row.ratios[i] for row in kept[-DOUBTED:]]
+                before = [row.ratio(i) for row in kept[-DOUBTED:]]
                 if len(before) < DOUBTED or not _keeps_over(before, needed):
                     continue
             since = self._since.setdefault(
@@ -395,6 +405,11 @@ def _keeps_over(ratios: Sequence[float], needed: float) -> bool:
     """Whether the median is, and nearly every step a little: of many steps fewer, as each has its noise."""
     share = 0.85 if len(ratios) <= WINDOWS[1] else 0.7
     return median(ratios) >= needed and sum(ratio > needed / 3 for ratio in ratios) >= share * len(ratios)
+
+
+def _products(columns: Sequence[tuple[Sequence[float], float]]) -> Iterable[float]:
+    """Of each rank, the product of its times, a little added to each."""
+    return map(math.prod, zip(*[[time + small for time in times] for times, small in columns], strict=True))
 
 
 def _medians_of_others(values: Sequence[float]) -> list[float]:

@@ -69,9 +69,8 @@ class MonitorPane(Pane):
         super().__init__(id="monitor")
         self._enlarged = 0
         self._heights: tuple[int, ...] = ()
-        self._memory: deque[float] = deque(
-            maxlen=2000
-        )  # the largest rank's, one for each state seen: where no step tells it
+        # The largest rank's, one for each state seen: where no step tells it.
+        self._memory: deque[float] = deque(maxlen=2000)
         self._run = ""
         self._compared: tuple[object, ...] = ()  # what ranks were last compared in; empty: it is their turn
         self._other: RunState | None = None  # whose curves are laid over
