@@ -193,6 +193,16 @@ def test_the_deepest_telling_frame_decides_what_a_thread_waits_for(specs, wait, 
     assert (reading.wait, reading.phase) == (wait, phase)
 
 
+def test_figures_that_are_written_or_gathered_are_no_checkpoint():
+    for name in ("write_summary", "dump_metrics", "Logger.log_scalars"):
+        spec = f"{name}@train.py"
+        assert read_frames(frames_of(*table.ALL_REDUCE, spec, "train@train.py")).context is not Phase.SAVE
+    full = ("full_tensor@torch/distributed/tensor/_api.py", "norm@train.py", "train@train.py")
+    assert read_frames(frames_of(*table.ALL_REDUCE, *full)).context is not Phase.SAVE
+    kept = (*full[:1], "save_weights@train.py")
+    assert read_frames(frames_of(*table.ALL_REDUCE, *kept)).context is Phase.SAVE
+
+
 def test_own_line_is_the_innermost_frame_in_neither_library_nor_stdlib():
     reading = read_frames(
         frames_of("Condition.wait@threading.py", "helper@lib.py", "map@datasets/a.py", "main@train.py")

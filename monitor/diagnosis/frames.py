@@ -108,9 +108,11 @@ def phase_of(frame: Frame) -> Phase:
         if pattern is None or not frame.file or pattern.search(frame.file):
             return phase
     if origin(frame) is Origin.OWN:
-        for word in name.lower().strip("_").split("_"):
-            if word in knowledge.OWN_WORD_PHASES:
-                return knowledge.OWN_WORD_PHASES[word]
+        words = name.lower().strip("_").split("_")
+        for word in words:
+            found = knowledge.OWN_WORD_PHASES.get(word, Phase.UNKNOWN)
+            if found and not (found is Phase.SAVE and knowledge.FIGURES.intersection(words)):
+                return found
     if knowledge.COMPILE_FILE.search(frame.file) and name not in (
         "_fn",
         "inner",

@@ -381,7 +381,7 @@ _PHASES: tuple[tuple[Phase, tuple[str, ...], str | None], ...] = (
     ),
     (
         Phase.SAVE,
-        ("get_state_dict", "state_dict", "full_tensor", "get_model_state_dict", "save_fsdp_model"),
+        ("get_state_dict", "state_dict", "get_model_state_dict", "save_fsdp_model"),
         None,
     ),
     (Phase.SAVE, ("_zero3_consolidated_16bit_state_dict", "save_16bit_model", "_get_fsdp_state_dict"), None),
@@ -416,6 +416,10 @@ PHASE_BY_NAME: dict[str, list[tuple[Phase, re.Pattern[str] | None]]] = {}
 for _phase, _names, _file in _PHASES:
     for _name in _names:
         PHASE_BY_NAME.setdefault(_name, []).append((_phase, re.compile(_file) if _file else None))
+
+# What is written or dumped with these words is no checkpoint.
+_FIGURES = "summary|summaries|metric|metrics|stat|stats|log|logs|report|results|scalar|scalars"
+FIGURES = frozenset(_FIGURES.split("|"))
 
 OWN_WORD_PHASES: dict[str, Phase] = {word: phase for phase, words in _OWN_WORDS for word in words.split("|")}
 
