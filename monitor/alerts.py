@@ -406,6 +406,8 @@ def _tokens(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterat
 
 
 def _experts(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
+    if any(rank.loss is not None and not math.isfinite(rank.loss) for rank in state.ranks):
+        return  # a router of NaN sends all tokens one way: the NaN is what to tell
     dead = history.experts.dead()
     if dead:
         text = f"no tokens go to {plural(len(dead), 'expert')}: {_experts_list(dead)}; {ADVICE}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import guards, source
@@ -36,7 +36,7 @@ def made_by_some(views: Sequence[View], two: bool) -> Verdict | None:
     if not making:
         return None
     stacks = {frame for view in views for frame in own_stack(view.reading)}
-    for place in _calls_in(sorted({frame.file for frame in stacks})):
+    for place in _calls_before(stacks):
         condition = guards.rank_condition(place)
         if not condition or any((frame.file, frame.line) == (place.file, place.line) for frame in stacks):
             continue
@@ -56,15 +56,28 @@ def made_by_some(views: Sequence[View], two: bool) -> Verdict | None:
     return None
 
 
-def _calls_in(files: Iterable[str]) -> Iterator[Frame]:
-    """Where the user's files make groups."""
-    for file in files:
+def _calls_before(stacks: Collection[Frame]) -> Iterator[Frame]:
+    """Where the user's files make groups: in functions that ranks are in, or that these call."""
+    functions: dict[str, list[tuple[str, ast.FunctionDef]]] = {}
+    for file in sorted({frame.file for frame in stacks}):
         tree = source.tree(file)
-        for function in ast.walk(tree) if tree else ():
-            if isinstance(function, ast.FunctionDef):
-                for node in ast.walk(function):
-                    if isinstance(node, ast.Call) and _needs_everybody(node):
-                        yield Frame(function.name, file, node.lineno)
+        for node in ast.walk(tree) if tree else ():
+            if isinstance(node, ast.FunctionDef):
+                functions.setdefault(node.name, []).append((file, node))
+    called = {frame.short for frame in stacks}
+    reached: set[str] = set()
+    while new := called & functions.keys() - reached:
+        reached |= new
+        bodies = (node for name in new for _, node in functions[name])
+        called = {source.called_name(node) for body in bodies for node in _calls_in(body)}
+    for name in sorted(reached):
+        for file, function in functions[name]:
+            for call in filter(_needs_everybody, _calls_in(function)):
+                yield Frame(name, file, call.lineno)
+
+
+def _calls_in(function: ast.FunctionDef) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(function) if isinstance(node, ast.Call))
 
 
 def _needs_everybody(call: ast.Call) -> bool:
