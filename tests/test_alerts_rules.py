@@ -246,7 +246,7 @@ def test_dead_and_hot_experts_and_collapse_are_told_with_advice():
     assert "L0/E3" in found["expert-dead"]
     assert "expert 0 of layer 0" in found["expert-hot"]
     assert all("auxiliary loss coefficient" in text for text in found.values())
-    lost = replace(state, ranks=tuple(replace(rank, loss=float("nan")) for rank in state.ranks))
+    lost = with_rank(state, 1, loss=math.nan)
     assert not {"expert-dead", "expert-hot", "router-collapse"} & set(codes(lost, history))
 
 
