@@ -28,7 +28,7 @@ RECENT_BYTES = 64 << 10  # the end of a large piece is decoded in full, what is 
 HEAD_BYTES = 64 << 10
 LARGE_FILE_BYTES = 1 << 20  # a larger file is entered near its end, its history read in later polls
 POLL_BUDGET_S = 0.4  # reading takes no longer than this in one poll; the rest waits for the next
-ALERT_S_PER_RANK = 1 / 256  # alerts are looked for this often, seconds times ranks
+ALERT_S_PER_RANK = 1 / 128  # alerts are looked for this often, seconds times ranks
 # Of more ranks, each poll takes in the samples of a share of the nodes and makes a share of the states anew:
 RANKS_A_TURN = 256
 MOST_TURNS = 4
@@ -37,7 +37,7 @@ SAMPLE_BEGINS = b'{"kind":"node"'
 STEP_BEGINS = b'{"kind":"step"'
 STEPS_IN_FULL = 32
 NODE_BYTES = 64 << 10  # what an agent adds in a few seconds fits
-FILES_A_BATCH = 64  # whose few new lines are decoded in one go
+FILES_A_BATCH = 256  # whose few new lines are decoded in one go
 RESERVED_DESCRIPTORS = 256  # left to the rest of the program
 RANK_FILE = re.compile(r"rank-(\d{1,7})\.jsonl")
 BEAT_FILE = re.compile(r"rank-(\d{1,7})\.beat")
@@ -113,6 +113,7 @@ class RunReader:
         self._shown = Shown()
         self._sampled: set[str] = set()  # hosts whose samples the newest poll took in
         self._attended: Collection[int] = ()
+        self._in_turns = True  # what is said of many ranks may be a few polls old
 
     @property
     def behind(self) -> bool:
@@ -126,7 +127,7 @@ class RunReader:
         before, manifest = self._manifest, self._read_manifest()
         self._find_files()
         self._read_files(time.monotonic() + POLL_BUDGET_S)
-        self._shown.due = self._due_ranks() if manifest is before else None
+        self._shown.due = self._due_ranks() if manifest is before and self._in_turns else None
         self._shown.sums_due = self._shown.due is None or self._polls % self._turns == 0
         self._polls += 1
         return self._state(manifest, time.time() if now is None else now)
@@ -137,6 +138,7 @@ class RunReader:
 
     def read_whole(self) -> RunState:
         """The run as it is now, its whole history read; the reader is closed after it. Raises RunError."""
+        self._in_turns = False
         try:
             state = self.poll()
             while self.behind:
@@ -420,7 +422,7 @@ class RunReader:
             manifest = exits.complete(self.run, manifest, self.known_exits())
         state = build_state(self.run, manifest, self.summary, around, self._shown)
         # Alerts of a thousand ranks cost as much as all the rest, and need not be a second old.
-        if abs(now - self._alerts_found) >= len(state.ranks) * ALERT_S_PER_RANK:
+        if not self._in_turns or abs(now - self._alerts_found) >= len(state.ranks) * ALERT_S_PER_RANK:
             self._alerts_found = now
             self.history.observe(state, output_dir=self.summary.output_dir())
             self._alerts = find_alerts(state, self.history)

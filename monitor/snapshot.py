@@ -15,7 +15,7 @@ from ftdash.monitor.liveness import FINAL, Signs
 from ftdash.monitor.nvml.shown import gpu_state
 from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, Step, to_float
 from ftdash.monitor.rundir import Manifest, RunDir
-from ftdash.monitor.state import Alert, GpuState, RankState, RunPhase, RunState
+from ftdash.monitor.state import Alert, ExpertLayer, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
 
 MOST_SILENT_NAMED = 3
@@ -42,10 +42,12 @@ class Shown:
     """What was made of each rank last. Ranks that are not `due` are shown as they were; None: all are due."""
 
     due: Collection[int] | None = None
-    sums_due: bool = True  # whether what is taken over all ranks only to be compared with the plan is, too
+    sums_due: bool = True  # whether experts and what is compared with the plan are taken over all ranks, too
     signs: dict[int, Signs] = field(default_factory=dict)
     states: dict[int, RankState] = field(default_factory=dict)
     measured: dict[str, float] = field(default_factory=dict)
+    experts: tuple[ExpertLayer, ...] = ()
+    step_s: float | None = None
     gpus: dict[str, tuple[float, list[GpuState]]] = field(default_factory=dict)  # by host, with its time
     gpu_of_uuid: dict[str, GpuState] = field(default_factory=dict)
 
@@ -97,9 +99,11 @@ def build_state(
     step = min([last.step for last in lasts], default=0)
     max_steps = manifest.max_steps or max((rank.meta.max_steps for rank in ranks if rank.meta), default=0)
     tokens_per_s = _throughput(states, outcome.phase)
-    step_s = _typical_step_s(ranks)
     if shown.sums_due:
-        shown.measured = _measured(ranks, lasts, states, tokens_per_s, step_s)
+        shown.step_s = _typical_step_s(ranks)
+        shown.measured = _measured(ranks, lasts, states, tokens_per_s, shown.step_s)
+        shown.experts = summary.expert_layers()
+    step_s = shown.step_s
     running, stalled = outcome.phase is RunPhase.RUNNING, outcome.phase is RunPhase.STALLED
     points = summary.points()
     losses = [loss for last in lasts if last.step == step and (loss := to_float(last.loss)) is not None]
@@ -116,7 +120,7 @@ def build_state(
         eta_s=(max_steps - step) * step_s if running and step_s and step and max_steps >= step else None,
         ranks=states,
         gpus=tuple(gpus),
-        experts=summary.expert_layers(),
+        experts=shown.experts,
         points=points,
         routing=summary.routing.points(),
         alerts=_silent_nodes(around, states)
