@@ -47,7 +47,8 @@ from ftdash.monitor.alerts_pace import near_hangs
 from ftdash.monitor.experts import ADVICE, expert_parallel_cost
 from ftdash.monitor.history import RankPast, RunHistory
 from ftdash.monitor.state import Alert, RankPhase, RankState, RunPhase, RunState
-from ftdash.monitor.stragglers import Straggler, explain, slow_hosts
+from ftdash.monitor.straggler_causes import explain, slow_hosts
+from ftdash.monitor.stragglers import Straggler
 from ftdash.monitor.wording import duration, gib, plural, rank_list
 
 MIB = 1 << 20

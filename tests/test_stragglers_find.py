@@ -13,12 +13,8 @@ from msgspec import structs
 from ftdash.monitor.alerts import find_alerts
 from ftdash.monitor.history import RunHistory
 from ftdash.monitor.state import GpuState, RankState
-from ftdash.monitor.stragglers import (
-    Straggler,
-    StragglerDetector,
-    explain,
-    slow_hosts,
-)
+from ftdash.monitor.straggler_causes import explain, slow_hosts
+from ftdash.monitor.stragglers import Straggler, StragglerDetector
 from tests.support.runs import run_state, with_rank
 
 
