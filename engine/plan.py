@@ -7,7 +7,7 @@ what they cost is computed by `ftdash.engine.planner`, what they become by `ftda
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -146,8 +146,74 @@ LARGEST_COUNT = {
 }
 
 
+class Switch(NamedTuple):
+    """What a yes-or-no choice of a plan is called, and who besides the planner knows it."""
+
+    label: str  # in the Plan pane
+    text: str
+    planned_only: bool = True  # ftdash's own training script cannot be told of it
+    simulated: bool = False  # the simulation counts it, or has nothing to count
+
+
+# What who trains chooses, and what follows from the framework; together every yes-or-no field of a plan.
+TRAINING_SWITCHES: dict[str, Switch] = {
+    "activation_offload": Switch("Act offload", "move saved activations to the host", planned_only=False),
+    "compile": Switch("Compile", "torch.compile on the blocks"),
+    "optimizer_in_backward": Switch(
+        "Opt. in bwd", "step each parameter as its gradient arrives; no gradients are kept"
+    ),
+    "dora": Switch("DoRA", "weight-decomposed adapters", simulated=True),
+    "quantize_experts": Switch("Q. experts", "quantise the experts of an MoE as well", simulated=True),
+}
+FRAMEWORK_SWITCHES: dict[str, Switch] = {
+    "old_bitsandbytes": Switch(
+        "Old bnb",
+        "before 0.43.2, whose 4-bit linears keep their inputs",
+        planned_only=False,
+        simulated=True,
+    ),
+    "reentrant": Switch(
+        "Re-entrant",
+        "the model checkpoints its blocks re-entrantly (transformers' default before 5)",
+        simulated=True,
+    ),
+    "unsharded_init": Switch(
+        "Load whole",
+        "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient loading)",
+        planned_only=False,
+        simulated=True,
+    ),
+    "wrap_embeddings": Switch(
+        "Wrap embed.", "embedding and head are FSDP units of their own (torchtitan, torchtune)"
+    ),
+    "untied_head": Switch("Untie head", "the framework gives a tied head weights of its own (LitGPT)"),
+    "whole_graph": Switch(
+        "Whole graph",
+        "the step is one traced graph on one stream (SimpleFSDP, torchtitan's graph_trainer)",
+    ),
+    "save_every_product": Switch(
+        "All products",
+        "selective checkpointing keeps every matrix product, not every second one"
+        " (torchtitan's graph_trainer)",
+    ),
+    "fused_qkv": Switch(
+        "Fused qkv", "q, k and v are one product, whatever the model has (torchtitan since June 2026)"
+    ),
+    "fused_norms": Switch(
+        "Fused norms", "RMSNorm is one kernel that keeps its 16-bit input (Liger, Unsloth)"
+    ),
+    "expert_loop": Switch("Expert loop", "experts run one after the other (transformers before 5)"),
+}
+SWITCHES = TRAINING_SWITCHES | FRAMEWORK_SWITCHES
+
+
+def flag_of(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All choices of one run. `None` means: let the strategy's own default decide.
+    """All choices of one run. `None` means: let the strategy's own default decide. What its yes-or-no
+    fields mean is told in SWITCHES.
 
     Exactly one of `model` (a preset's name), `config` (path of a config.json) and `params`
     (a bare parameter count) names the model.
@@ -181,7 +247,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     quantize_experts: bool = False
     quant_storage: str = "bf16"
     kbit_upcast: KbitUpcast | None = None  # None: all under mixed precision where FSDP does not shard
-    old_bitsandbytes: bool = False  # before 0.43.2, whose 4-bit linears keep their inputs
+    old_bitsandbytes: bool = False
     adapter_dtype: str | None = None  # "fp32" | "bf16"
     expert_lora: ExpertLora = ExpertLora.NONE
 
@@ -191,7 +257,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     batching: Batching = Batching.PACKED
     mean_len: int | None = None  # mean tokens of a sample; None: every row is full
     checkpointing: Checkpointing = Checkpointing.FULL
-    save_every_product: bool = False  # selective checkpointing keeps every matrix product, not every second
+    save_every_product: bool = False
     loss: Loss = Loss.FULL
     attention: Attention = Attention.SDPA
     compile: bool = False
@@ -201,14 +267,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reduce_dtype: str | None = None  # "fp32" | "bf16"
     offload: Offload = Offload.NONE
     activation_offload: bool = False
-    unsharded_init: bool = False  # every rank loads the whole model before it is sharded
-    untied_head: bool = False  # the framework gives a tied head weights of its own (LitGPT)
-    fused_qkv: bool = False  # q, k and v are one product, whatever the model has (torchtitan since June 2026)
-    fused_norms: bool = False  # RMSNorm is one kernel that keeps its 16-bit input (Liger, Unsloth)
-    expert_loop: bool = False  # experts run one after the other (transformers before 5)
-    wrap_embeddings: bool = False  # embedding and head are FSDP units of their own (torchtitan, torchtune)
-    reentrant: bool = False  # the model checkpoints its blocks re-entrantly (transformers' default before 5)
-    whole_graph: bool = False  # the step is one traced graph on one stream (SimpleFSDP, graph_trainer)
+    unsharded_init: bool = False
+    untied_head: bool = False
+    fused_qkv: bool = False
+    fused_norms: bool = False
+    expert_loop: bool = False
+    wrap_embeddings: bool = False
+    reentrant: bool = False
+    whole_graph: bool = False
     pcie: str | None = None  # generation and lanes of this machine's slots, such as "3x8"; None: the card's
 
     def to_dict(self) -> dict[str, Any]:

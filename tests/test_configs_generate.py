@@ -15,6 +15,7 @@ from ftdash.engine.configs.script import model_source
 from ftdash.engine.mesh import Mesh
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import (
+    SWITCHES,
     Checkpointing,
     ExpertLora,
     Method,
@@ -23,6 +24,7 @@ from ftdash.engine.plan import (
     Precision,
     Quant,
     Strategy,
+    flag_of,
 )
 
 BASE = Plan(model="qwen3-8b", gpus=8)
@@ -235,6 +237,12 @@ def test_mixture_blocks_are_leaf_modules_of_classes_that_exist():
 def test_what_cannot_be_launched_is_refused_with_the_reason(changes, reason):
     with pytest.raises(ConfigError, match=reason):
         made(replace(BASE, **changes))
+
+
+@pytest.mark.parametrize("field", [field for field, known in SWITCHES.items() if known.planned_only])
+def test_a_choice_that_the_script_does_not_make_is_not_dropped_in_silence(field):
+    with pytest.raises(ConfigError, match=f"^{flag_of(field)} "):
+        made(replace(BASE, checkpointing=Checkpointing.SELECTIVE, **{field: True}))
 
 
 def test_no_torch_is_loaded_to_write_configs():

@@ -10,8 +10,9 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from msgspec.structs import fields
 
-from ftdash.engine.plan import Plan, Strategy
+from ftdash.engine.plan import SWITCHES, Plan, Strategy
 from ftdash.tui.cli import UserError, guarded, run
 from ftdash.tui.commands.plan_flags import add_plan_flags, plan_from
 
@@ -120,6 +121,11 @@ def test_every_flag_reaches_its_field() -> None:
             "pcie": "3x8",
         }
     )
+
+
+def test_every_yes_or_no_choice_of_a_plan_is_described() -> None:
+    assert set(SWITCHES) == {field.name for field in fields(Plan) if field.type is bool}
+    assert all(known.label and known.text for known in SWITCHES.values())
 
 
 def test_nodes_spread_the_gpus() -> None:

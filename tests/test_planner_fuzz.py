@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftdash.engine.plan import (
+    SWITCHES,
     Attention,
     Batching,
     Checkpointing,
@@ -26,10 +27,11 @@ from ftdash.engine.plan import (
     Precision,
     Quant,
     Strategy,
+    flag_of,
 )
 from ftdash.engine.planner import evaluate
 from ftdash.tui.cli import guarded
-from ftdash.tui.commands.plan_flags import CHOICES, COUNTS, DTYPES, NAMES, SWITCHES
+from ftdash.tui.commands.plan_flags import CHOICES, COUNTS, DTYPES, NAMES
 
 POWERS = st.sampled_from([1, 1, 1, 2, 4, 8])
 PLANS = st.builds(
@@ -150,7 +152,7 @@ FLAGS = {
     },
     **{f"--{name}": st.sampled_from([*values, "nonsense"]) for name, values in DTYPES.items()},
     **{f"--{name}": WORDS for name in NAMES},
-    **{f"--{name}": st.none() for name in SWITCHES},
+    **{flag_of(field): st.none() for field in SWITCHES},
     "--lora-dropout": NUMBERS,
     "--pcie": st.sampled_from(["3x8", "4x16", "x", "3x", "²x8", "9" * 5000, ""]),
 }

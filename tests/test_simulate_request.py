@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ftdash.engine.plan import (
+    SWITCHES,
     Checkpointing,
     ExpertLora,
     Loss,
@@ -14,6 +15,7 @@ from ftdash.engine.plan import (
     Plan,
     Precision,
     Strategy,
+    flag_of,
 )
 from ftdash.engine.simulate.request import Peak, Request, Run, SimulationError, request_of
 from ftdash.engine.simulate.run import read_runs
@@ -35,8 +37,7 @@ def request(**choices: object) -> Request:
         ({"offload": Offload.ALL}, "--offload all"),
         ({"tp": 2}, "--tp 2"),
         ({"ep": 4}, "--ep 4"),
-        ({"compile": True}, "--compile"),
-        ({"activation_offload": True}, "--activation-offload"),
+        *(({field: True}, flag_of(field)) for field, known in SWITCHES.items() if not known.simulated),
         ({"modules_to_save": ("lm_head",)}, "--modules-to-save"),
         ({"model": "qwen-7b"}, "transformers has no class for 'qwen'"),
         ({"strategy": Strategy.NONE}, "--strategy none runs on one GPU"),

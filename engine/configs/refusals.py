@@ -6,6 +6,7 @@ from ftdash.engine.configs.types import nodes_of
 from ftdash.engine.mesh import Mesh, check_shape
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import (
+    SWITCHES,
     Batching,
     Checkpointing,
     Loss,
@@ -17,6 +18,7 @@ from ftdash.engine.plan import (
     Precision,
     Quant,
     Strategy,
+    flag_of,
 )
 
 ZERO_STAGE = {Strategy.ZERO1: 1, Strategy.ZERO2: 2, Strategy.ZERO3: 3}
@@ -125,23 +127,12 @@ def _method_refusal(plan: Plan) -> str | None:
 def _script_refusal(plan: Plan) -> str | None:
     """Choices that the planner counts and the training script does not make; never dropped in silence."""
     planned_only = {
-        "--dora": plan.dora,
+        **{flag_of(field): getattr(plan, field) for field, known in SWITCHES.items() if known.planned_only},
         "--optimizer adamw-bf16": plan.optimizer is Optimizer.ADAMW_BF16,
         f"--loss {plan.loss}": plan.loss in (Loss.NATIVE, Loss.UPCAST),
-        "--untied-head": plan.untied_head,
-        "--wrap-embeddings": plan.wrap_embeddings,
-        "--reentrant": plan.reentrant,
         f"--batching {plan.batching}": plan.batching in (Batching.PADDED, Batching.PADDING_FREE),
         f"--kbit-upcast {plan.kbit_upcast}": plan.kbit_upcast is not None,
-        "--whole-graph": plan.whole_graph,
-        "--save-every-product": plan.save_every_product,
-        "--fused-qkv": plan.fused_qkv,
-        "--fused-norms": plan.fused_norms,
-        "--expert-loop": plan.expert_loop,
         "--modules-to-save": bool(plan.modules_to_save),
-        "--quantize-experts": plan.quantize_experts,
-        "--compile": plan.compile,
-        "--optimizer-in-backward": plan.optimizer_in_backward,
         "--precision fp8": plan.precision is Precision.FP8,
         f"--quant {plan.quant}": plan.quant not in (None, Quant.NF4_DQ),
         "--adapter-dtype bf16": plan.adapter_dtype == "bf16" and plan.method is not Method.FULL,

@@ -10,6 +10,7 @@ from ftdash.engine.model import load
 from ftdash.engine.model.config import type_defaults
 from ftdash.engine.model.shape import ModelShape
 from ftdash.engine.plan import (
+    SWITCHES,
     Attention,
     Checkpointing,
     ExpertLora,
@@ -20,6 +21,7 @@ from ftdash.engine.plan import (
     Plan,
     Precision,
     Strategy,
+    flag_of,
 )
 
 
@@ -141,24 +143,10 @@ def _refuse(plan: Plan) -> None:
     for field in ("tp", "cp", "pp", "ep"):
         if getattr(plan, field) != 1:
             raise SimulationError(f"--{field} {getattr(plan, field)} cannot be simulated: only 1")
-    for field in (
-        "compile",
-        "activation_offload",
-        "optimizer_in_backward",
-        "lora_dropout",
-        "untied_head",
-        "wrap_embeddings",
-        "mean_len",
-        "whole_graph",
-        "save_every_product",
-        "fused_qkv",
-        "fused_norms",
-        "expert_loop",
-    ):
+    unknown = [field for field, known in SWITCHES.items() if not known.simulated]
+    for field in (*unknown, "lora_dropout", "mean_len", "modules_to_save"):
         if getattr(plan, field):
-            raise SimulationError(f"--{field.replace('_', '-')} cannot be simulated")
-    if plan.modules_to_save:
-        raise SimulationError("--modules-to-save cannot be simulated")
+            raise SimulationError(f"{flag_of(field)} cannot be simulated")
     if plan.strategy is Strategy.NONE and plan.gpus != 1:
         raise SimulationError(f"--strategy none runs on one GPU, not --gpus {plan.gpus}")
     if plan.strategy is Strategy.NONE and plan.method is not Method.FULL:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.engine.plan import Method, Plan, Strategy
+from ftdash.engine.plan import SWITCHES, Method, Plan, Strategy
 from ftdash.engine.planner import evaluate
 from ftdash.tui import format as fmt
 from ftdash.tui.panes.plan import PlanPane
@@ -55,6 +55,15 @@ def test_every_control_shows_its_field_and_sets_it(make: object) -> None:
         if value is not None:
             assert control.value == value
             assert changed(plan, name, value) == plan
+
+
+def test_every_yes_or_no_choice_has_a_control() -> None:
+    plan = Plan(model="qwen3-8b")
+    labels = {control.name: control.label for control in more_controls(plan)}
+    assert {field: labels.get(field) for field in SWITCHES} == {
+        f: known.label for f, known in SWITCHES.items()
+    }
+    assert all(getattr(changed(plan, field, "yes"), field) is True for field in SWITCHES)
 
 
 async def test_a_price_shows_what_a_billion_tokens_cost(tmp_path: Path) -> None:

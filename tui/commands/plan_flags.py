@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ftdash.engine.hardware import HardwareError, full_name
 from ftdash.engine.plan import (
     LARGEST_COUNT,
+    SWITCHES,
     Attention,
     Batching,
     Checkpointing,
@@ -31,6 +32,7 @@ from ftdash.engine.plan import (
     Precision,
     Quant,
     Strategy,
+    flag_of,
 )
 from ftdash.tui.cli import UserError
 
@@ -86,25 +88,6 @@ DTYPES = {
     "adapter-dtype": ("fp32", "bf16"),
     "reduce-dtype": ("fp32", "bf16"),
 }
-SWITCHES = {
-    "dora": "weight-decomposed adapters",
-    "quantize-experts": "quantise the experts of an MoE as well",
-    "compile": "torch.compile on the blocks",
-    "optimizer-in-backward": "step each parameter as its gradient arrives; no gradients are kept",
-    "activation-offload": "move saved activations to the host",
-    "expert-loop": "experts run one after the other (transformers before 5)",
-    "fused-norms": "RMSNorm is one kernel that keeps its 16-bit input (Liger, Unsloth)",
-    "fused-qkv": "q, k and v are one product, whatever the model has (torchtitan since June 2026)",
-    "old-bitsandbytes": "before 0.43.2, whose 4-bit linears keep their inputs",
-    "reentrant": "the model checkpoints its blocks re-entrantly (transformers' default before 5)",
-    "save-every-product": "selective checkpointing keeps every matrix product, not every second one "
-    "(torchtitan's graph_trainer)",
-    "unsharded-init": "every rank loads the whole model before sharding (no zero.Init, no RAM-efficient "
-    "loading)",
-    "untied-head": "the framework gives a tied head weights of its own (LitGPT)",
-    "whole-graph": "the step is one traced graph on one stream (SimpleFSDP, torchtitan's graph_trainer)",
-    "wrap-embeddings": "embedding and head are FSDP units of their own (torchtitan, torchtune)",
-}
 NAMES = {
     "lora-targets": "all-linear, attention, attention+mlp, or module names",
     "modules-to-save": "modules trained in full beside the adapters",
@@ -135,8 +118,8 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", metavar="|".join(kind))
     for name, values in DTYPES.items():
         group.add_argument(f"--{name}", metavar="|".join(values))
-    for name, text in SWITCHES.items():
-        group.add_argument(f"--{name}", action="store_true", default=None, help=text)
+    for field, switch in sorted(SWITCHES.items()):
+        group.add_argument(flag_of(field), action="store_true", default=None, help=switch.text)
     for name, text in NAMES.items():
         group.add_argument(f"--{name}", metavar="NAME,…", help=text)
 
@@ -179,9 +162,7 @@ def plan_from(args: argparse.Namespace) -> Plan:
         text = getattr(args, _field(name))
         if text is not None:
             fields[_field(name)] = _choice(name, text, values)
-    for name in SWITCHES:
-        if getattr(args, _field(name)):
-            fields[_field(name)] = True
+    fields |= {field: True for field in SWITCHES if getattr(args, field)}
     for name in NAMES:
         text = getattr(args, _field(name))
         if text is not None:

@@ -9,6 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ftdash.engine.plan import (
+    FRAMEWORK_SWITCHES,
+    SWITCHES,
     Attention,
     Batching,
     Checkpointing,
@@ -66,8 +68,9 @@ def _options(kind: Iterable[StrEnum]) -> list[tuple[str, str]]:
     return [(member.value, member.value) for member in kind]
 
 
-def _yes_no(name: str, label: str, on: bool) -> Choice:
-    return Choice(name, label, (("no", "no"), ("yes", "yes")), "yes" if on else "no")
+def _yes_no(plan: Plan, field: str) -> Choice:
+    on = getattr(plan, field)
+    return Choice(field, SWITCHES[field].label, (("no", "no"), ("yes", "yes")), "yes" if on else "no")
 
 
 def _whole(value: float) -> str:
@@ -106,9 +109,9 @@ def more_controls(plan: Plan) -> list[Control]:
         Choice("loss", "Loss", _options(Loss), plan.loss),
         Choice("attention", "Attention", _options(Attention), plan.attention),
         Choice("offload", "Offload", _options(Offload), plan.offload),
-        _yes_no("activation_offload", "Act offload", plan.activation_offload),
-        _yes_no("compile", "Compile", plan.compile),
-        _yes_no("optimizer_in_backward", "Opt. in bwd", plan.optimizer_in_backward),
+        _yes_no(plan, "activation_offload"),
+        _yes_no(plan, "compile"),
+        _yes_no(plan, "optimizer_in_backward"),
         Picker("batching", "Rows", [kind.value for kind in Batching], plan.batching),
         Slider("mean_len", "Mean sample", (0.0, *SEQUENCES), plan.mean_len or 0, fmt=_auto),
         Slider("gpus_per_node", "GPUs a node", POWERS[:5], plan.gpus_per_node, fmt=_whole, log=True),
@@ -127,10 +130,10 @@ def more_controls(plan: Plan) -> list[Control]:
             plan.lora_targets[0] if plan.lora_targets else "all-linear",
         ),
         Slider("lora_dropout", "Dropout", DROPOUTS, plan.lora_dropout, fmt=fmt.percent, whole=False),
-        _yes_no("dora", "DoRA", plan.dora),
+        _yes_no(plan, "dora"),
         Choice("modules_to_save", "Train whole", _options(WholeModules), _whole_modules(plan)),
         Picker("quant", "Quantised", (AUTO, *(kind.value for kind in Quant)), plan.quant or AUTO),
-        _yes_no("quantize_experts", "Q. experts", plan.quantize_experts),
+        _yes_no(plan, "quantize_experts"),
         Choice("quant_storage", "Q. storage", [("bf16", "bf16"), ("uint8", "uint8")], plan.quant_storage),
         Choice("adapter_dtype", "Adapters", _dtypes(), plan.adapter_dtype or AUTO),
         Choice("reduce_dtype", "Reduce in", _dtypes(), plan.reduce_dtype or AUTO),
@@ -140,16 +143,7 @@ def more_controls(plan: Plan) -> list[Control]:
             (AUTO, *(kind.value for kind in KbitUpcast)),
             plan.kbit_upcast or AUTO,
         ),
-        _yes_no("old_bitsandbytes", "Old bnb", plan.old_bitsandbytes),
-        _yes_no("reentrant", "Re-entrant", plan.reentrant),
-        _yes_no("unsharded_init", "Load whole", plan.unsharded_init),
-        _yes_no("wrap_embeddings", "Wrap embed.", plan.wrap_embeddings),
-        _yes_no("untied_head", "Untie head", plan.untied_head),
-        _yes_no("whole_graph", "Whole graph", plan.whole_graph),
-        _yes_no("save_every_product", "All products", plan.save_every_product),
-        _yes_no("fused_qkv", "Fused qkv", plan.fused_qkv),
-        _yes_no("fused_norms", "Fused norms", plan.fused_norms),
-        _yes_no("expert_loop", "Expert loop", plan.expert_loop),
+        *(_yes_no(plan, field) for field in FRAMEWORK_SWITCHES),
         Picker("pcie", "PCIe slots", (AUTO, *SLOTS), plan.pcie or AUTO),
         Slider(PRICE, "GPU-hour at", PRICES, 0.0, fmt=_price, whole=False),
     ]
@@ -184,23 +178,6 @@ _KINDS: dict[str, type[StrEnum]] = {
     "quant": Quant,
     "kbit_upcast": KbitUpcast,
 }
-_SWITCHES = (
-    "activation_offload",
-    "compile",
-    "optimizer_in_backward",
-    "dora",
-    "quantize_experts",
-    "old_bitsandbytes",
-    "reentrant",
-    "unsharded_init",
-    "wrap_embeddings",
-    "untied_head",
-    "whole_graph",
-    "save_every_product",
-    "fused_qkv",
-    "fused_norms",
-    "expert_loop",
-)
 _ZERO_IS_AUTO = ("replicate", "micro_batches", "mean_len")
 
 
@@ -221,7 +198,7 @@ def changed(plan: Plan, name: str, value: float | str) -> Plan:
         field = tuple(WholeModules(str(value)).split("+")) if value != WholeModules.NONE else ()
     elif name == "lora_targets":
         field = (str(value),)
-    elif name in _SWITCHES:
+    elif name in SWITCHES:
         field = value == "yes"
     elif value == AUTO:
         field = None
@@ -245,7 +222,7 @@ def shown(plan: Plan, name: str) -> float | str | None:
         return value[0] if value else "all-linear"
     if name == "modules_to_save":
         return _whole_modules(plan)
-    if name in _SWITCHES:
+    if name in SWITCHES:
         return "yes" if value else "no"
     if value is None:
         return 0.0 if name in _ZERO_IS_AUTO else AUTO
