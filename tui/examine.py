@@ -10,6 +10,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 from textual.message import Message
 
 from ftdash.monitor import procs
@@ -17,11 +18,11 @@ from ftdash.monitor.control import request_dump
 from ftdash.monitor.diagnosis import deadline, diagnose, frames, incident, source
 from ftdash.monitor.diagnosis.collect import dump_ranks
 from ftdash.monitor.diagnosis.model import Diagnosis, RankEvidence, Sample, decode_rank
-from ftdash.monitor.diagnosis.rundata import rank_metas, sample_run, unanswered_ranks
+from ftdash.monitor.diagnosis.rundata import rank_metas, sample_run
 from ftdash.monitor.hostname import node_name
 from ftdash.monitor.rundir import RunDir, RunError
 
-PATIENCE_S = 6.0
+PATIENCE_S = 20.0  # native stacks of a burdened machine: an agent tries a rank twice
 LOOK_EVERY_S = 0.1
 LARGEST_DUMP = 32_000_000  # bytes; a stack file beyond this is not one
 
@@ -30,7 +31,7 @@ class How(Enum):
     """How to look."""
 
     NOW = auto()  # two quick samples, then two further apart
-    NATIVE = auto()  # one sample with native frames
+    NATIVE = auto()  # the same, then native frames of every rank
     KEPT = auto()  # what an agent took when the run stopped moving
 
 
@@ -78,11 +79,8 @@ class Examination:
         post: Callable[[Message], object],
         *,
         how: How = How.NOW,
-        before: Sample | None = None,
     ) -> None:
-        """`before` is an earlier sample that a native one is compared with: one alone shows no movement."""
         self._run, self._world, self._how = run, world_size, how
-        self._before = before
         self._post = post
         self._ended = threading.Event()
 
@@ -94,10 +92,7 @@ class Examination:
 
     def _examine(self) -> None:
         try:
-            if self._how is How.NATIVE:
-                sample = take_sample(self._run, self._world, native=True, ended=self._ended)
-                self._tell(Examined(look([self._before, sample] if self._before is not None else [sample])))
-            elif self._how is How.KEPT:
+            if self._how is How.KEPT:
                 self._tell(Examined(kept_look(self._run)))
             else:
                 self._look_twice()
@@ -109,12 +104,17 @@ class Examination:
     def _look_twice(self) -> None:
         from ftdash.engine.launch.nodes import reach_of
 
-        reach = reach_of(self._run)
+        reach, native = reach_of(self._run), self._how is How.NATIVE
         samples = sample_run(self._run, quick=True, reach=reach)
         final = len(samples) < 2 or self._run.read_manifest().state in ("finished", "failed", "stopped")
         self._tell(Examined(look(samples, confirmed=final)))
-        if not final and not self._ended.is_set():
-            self._tell(Examined(look(sample_run(self._run, reach=reach))))
+        if final or self._ended.is_set():
+            return
+        samples = sample_run(self._run, reach=reach)
+        self._tell(Examined(look(samples, confirmed=not native)))
+        if native and not self._ended.is_set():
+            stacks = native_stacks(self._run, self._world, self._ended)
+            self._tell(Examined(look([*samples, with_native(samples[-1], stacks)])))
 
     def _tell(self, message: Examined) -> None:
         if not self._ended.is_set():
@@ -163,31 +163,32 @@ def _deadline(sample: Sample, diagnosis: Diagnosis) -> tuple[float, str]:
     return min(since) + limit.seconds, limit.source
 
 
-def take_sample(run: RunDir, world_size: int, *, native: bool, ended: threading.Event) -> Sample:
-    """All stacks at once, from the run's agents; without one, of this machine's ranks. Raises RunError."""
+def native_stacks(run: RunDir, world_size: int, ended: threading.Event) -> dict[int, RankEvidence]:
+    """Native stacks by rank, from the run's agents; without one, of this machine's ranks. Raises RunError."""
     manifest, host = run.read_manifest(), node_name()
     if not procs.agent_alive(run.path, manifest.agent_pids.get(host, 0)):
         here = [(meta.rank, meta.pid) for meta in rank_metas(run).values() if meta.host == host]
         if len(here) == world_size:
-            return Sample(
-                t=time.time(),
-                ranks=tuple(dump_ranks(here, native=native)),
-                world_size=world_size,
-                expected=frozenset(range(world_size)),
-            )
-    folder = request_dump(run, None, native)
+            return {one.rank: one for one in dump_ranks(here, native=True)}
+    folder = request_dump(run, None, True)
     found: dict[int, RankEvidence] = {}
     limit = time.monotonic() + PATIENCE_S
     while len(found) < world_size and time.monotonic() < limit and not ended.wait(LOOK_EVERY_S):
         found |= read_stacks(folder, set(range(world_size)) - set(found))
-    notices = unanswered_ranks(found, world_size, rank_metas(run)) if len(found) < world_size else ()
-    return Sample(
-        t=time.time(),
-        ranks=tuple(found[rank] for rank in sorted(found)),
-        world_size=world_size,
-        expected=frozenset(range(world_size)),
-        notices=notices,
-    )
+    if not found:
+        raise RunError(f"no rank gave its native stack in {PATIENCE_S:.0f} s")
+    return found
+
+
+def with_native(sample: Sample, stacks: Mapping[int, RankEvidence]) -> Sample:
+    """The sample a moment later: native stacks where they were had, and all else that was known."""
+    ranks = [
+        structs.replace(one, process=newer.process, t=newer.t)
+        if (newer := stacks.get(one.rank)) is not None and newer.threads
+        else one
+        for one in sample.ranks
+    ]
+    return replace(sample, t=time.time(), ranks=tuple(ranks))
 
 
 def read_stacks(folder: Path, wanted: set[int]) -> dict[int, RankEvidence]:

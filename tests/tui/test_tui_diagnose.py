@@ -175,13 +175,26 @@ async def test_the_time_left_to_the_timeout_runs_down_while_the_run_stands(
         assert "its collective's time is over" in screen_text(app)
 
 
-async def test_native_frames_are_asked_for_on_a_key(tmp_path: Path, run: RunDir) -> None:
+async def test_native_frames_are_asked_for_on_a_key(
+    tmp_path: Path, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftdash.monitor.diagnosis.live.CONFIRM_INTERVAL_S", 0.5)
     with agent(run, {0: IN_GATHER, 1: IN_REWARD, 2: IN_GATHER, 3: IN_GATHER}) as served:
         async with diagnosing(tmp_path, run, watched()) as (app, pilot):
             await pilot.press("n")
             pane = app.query_one(DiagnosePane)
-            await until(pilot, lambda: pane.look is not None)
-            assert [request.native for request in served] == [True]
+            await until(pilot, lambda: pane.look is not None and len(pane.look.samples) == 3, 30)
+            asked = [request.native for request in served]
+            assert asked[-1]
+            assert not any(asked[:-1]), "ordinary looks tell whether the ranks move"
+
+
+async def test_a_look_that_failed_leaves_the_verdict_there_was(tmp_path: Path, run: RunDir) -> None:
+    async with diagnosing(tmp_path, run, watched()) as (app, pilot):
+        pane = await show(pilot, look_at({0: IN_GATHER, 1: IN_REWARD}))
+        pane.post_message(Examined(None, "no rank gave its native stack in 20 s"))
+        await until(pilot, lambda: "no rank gave its native stack" in screen_text(app))
+        assert "rank 1 is outside of any collective" in screen_text(app)
 
 
 async def test_two_dumps_are_compared_by_what_moved_and_what_did_not(tmp_path: Path, run: RunDir) -> None:

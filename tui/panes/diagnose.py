@@ -174,15 +174,16 @@ class DiagnosePane(Pane):
             self._examination.close()
         if how is not How.KEPT:
             self.query_one(VerdictPanel).looking()
-        before = self.look.samples[-1] if self.look is not None and self.look.samples else None
-        world = state.manifest.world_size
-        self._examination = Examination(feed.run, world, self.post_message, how=how, before=before)
+        self._examination = Examination(feed.run, state.manifest.world_size, self.post_message, how=how)
         self._examination.start()
 
     @on(Examined)
     def _examined(self, event: Examined) -> None:
         if event.look is None:
-            if event.trouble:
+            if event.trouble and self.look is not None:
+                self._show_look(self.look)  # what was seen before is worth more than a look that failed
+                self.cockpit.notice(event.trouble, severity="warning")
+            elif event.trouble:
                 self.query_one(VerdictPanel).say(event.trouble)
             elif (
                 self.look is None and self.run_state is not None and self.run_state.state is RunPhase.STALLED

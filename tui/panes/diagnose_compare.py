@@ -92,11 +92,14 @@ class MovedTable(Grid):
             self.border_title = "What moved"
             self.set_items([])
             return
+        both = before.keys() & after.keys()
         still = sum(len(change.ranks) for change in changes if change.moved is False)
         times = [max((one.t for one in dump.values()), default=0.0) for dump in (before, after)]
         span = fmt.duration(times[1] - times[0])
         self.border_title = (
-            f"What moved in {span}: {still:,} of {len(before.keys() | after.keys()):,} stood still"
+            f"What moved in {span}: {still:,} of {len(both):,} stood still"
+            if both
+            else "What moved: no rank is in both dumps"
         )
         self.set_items(changes)
         self.invalidate()
@@ -107,7 +110,7 @@ class MovedTable(Grid):
         return [
             Column("mark", "", 1),
             Column("ranks", "ranks", max(6, min(16, widest))),
-            Column("words", "between the two dumps", min(34, words)),
+            Column("words", "between", max(7, min(34, words))),
             Column("place", "where", 20, grow=True),
         ]
 
