@@ -121,7 +121,8 @@ def parse(text: str, gpu: str | None = None) -> LinkRate:
     """The rate in the output of all_reduce_perf: the median bus bandwidth of its large messages.
 
     Bus bandwidth is what each rank of a ring sends a second (nccl-tests, doc/PERFORMANCE.md); units there are
-    1e9 bytes. `gpu` names the GPU where the catalogue does not know the product. Raises LinksError.
+    1e9 bytes. `gpu` names the GPU as a plan's --gpu does, for a product that the catalogue does not know.
+    Raises LinksError.
     """
     from statistics import median
 
@@ -167,7 +168,7 @@ def _row(line: str) -> float | None:
 
 def _gpu(product: str, name: str | None) -> hardware.Gpu:
     try:
-        found = hardware.gpu(name) if name else hardware.by_product(product, 0)
+        found = hardware.gpu(hardware.full_name(name)) if name else hardware.by_product(product, 0)
     except hardware.HardwareError as error:
         raise LinksError(str(error)) from None
     if found is None:

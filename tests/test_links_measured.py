@@ -93,6 +93,17 @@ def test_an_output_that_measures_nothing_is_one_line(text: str, words: str) -> N
     assert "\n" not in str(told.value)
 
 
+def test_a_gpu_of_no_known_product_is_named_as_in_a_plan(tmp_path: Path) -> None:
+    recorded = tmp_path / "recorded"
+    recorded.write_text(output(product="NVIDIA Imaginary 9"))
+    assert cli.run(["calibrate", "--nccl-output", str(recorded), "--gpu", "l40s"]) == 0
+    assert [rate.link for rate in links.rates_of("l40s-48g")] == ["pcie"]
+    with pytest.raises(cli.UserError, match="--gpu h100: one of h100-"):
+        cli.run(["calibrate", "--nccl-output", str(recorded), "--gpu", "h100"])
+    with pytest.raises(cli.UserError, match="--nccl-tests or --nccl-output"):
+        cli.run(["calibrate", "--gpu", "l40s"])
+
+
 def test_a_measured_link_replaces_the_assumed_one_for_its_gpu_alone() -> None:
     plan = Plan(model="qwen3-8b", gpus=8, strategy=Strategy.FSDP, gpu="h100-sxm-80g")
     other = replace(plan, gpu="a100-80g")

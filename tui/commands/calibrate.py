@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.nccl_tests is not None or args.nccl_output is not None:
         return _measure_link(args)
+    if args.gpu is not None:
+        raise UserError("--gpu names the GPU that --nccl-tests or --nccl-output measured: give one of them")
     skipped: list[str] = []
     if args.show:
         calibration = learned()
