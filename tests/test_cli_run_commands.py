@@ -253,3 +253,30 @@ def test_a_run_whose_processes_are_all_gone_is_not_said_to_train_on(tmp_path, ca
     assert "training goes on" not in capsys.readouterr().out
     assert guarded(["diagnose", run.run_id, "--runs", str(tmp_path), "--quick"]) == 0
     assert "the run has ended: its processes are gone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "stdout", "status", "said"),
+    [
+        (["--help"], "gone", 0, ""),
+        (["plan", "--model", "qwen3-8b", "--gpus", "8"], "gone", 0, ""),  # a table of Rich's
+        (["runs", "--json"], "gone", 0, ""),
+        (["--help"], "full", 2, "ftdash: standard output: No space left on device\n"),
+        (["runs", "--json"], "full", 2, "ftdash: standard output: No space left on device\n"),
+        (["plan", "--model", "qwen3-8b", "--gpus", "8"], "closed", 0, ""),
+    ],
+)
+def test_output_that_nobody_takes_ends_the_command_without_a_traceback(argv, stdout, status, said):
+    if stdout == "gone":
+        reader, out = os.pipe()
+        os.close(reader)
+    else:
+        out = os.open("/dev/full" if stdout == "full" else os.devnull, os.O_WRONLY)
+    command = [sys.executable, "-m", "ftdash.tui.cli", *argv]
+    if stdout == "closed":
+        command = ["sh", "-c", 'exec "$@" >&-', "sh", *command]
+    try:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(out)
+    assert (done.returncode, done.stderr) == (status, said)

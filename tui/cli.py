@@ -144,7 +144,10 @@ def run(argv: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point of the console script: one line for bad input, a traceback only with --debug."""
-    sys.exit(guarded(sys.argv[1:]))
+    from ftdash.tui.output import standard_output
+
+    with standard_output():
+        sys.exit(guarded(sys.argv[1:]))
 
 
 def guarded(argv: Sequence[str]) -> int:
@@ -155,9 +158,6 @@ def guarded(argv: Sequence[str]) -> int:
         return _complain(str(error), 2)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 0
     except Exception as error:
         if "--debug" in argv or os.environ.get("FTDASH_DEBUG"):
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ftdash.tui.output import standard_output
 from tests.accuracy.misses import FIRST_SIGHT_OF_THIRD, WHY_AFTERWARDS, WHY_THIRD
 from tests.accuracy.report import compare, render, render_apart
 from tests.accuracy.rows import AFTERWARDS, THIRD, read
@@ -23,4 +24,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_output():
+        sys.exit(main())
