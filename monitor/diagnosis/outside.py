@@ -10,7 +10,7 @@ from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import SLOW_PHASES, WORKER_POLLS, Phase
 from ftdash.monitor.diagnosis.model import DumpFailure, Verdict
 from ftdash.monitor.diagnosis.views import View, blocked_in_lock, child_blocked_in_lock, static_slow
-from ftdash.monitor.diagnosis.words import describe, ranks_of
+from ftdash.monitor.diagnosis.words import describe, it, they
 
 
 def outside_kind(view: View) -> Kind:
@@ -68,22 +68,22 @@ def slow(working: Sequence[View], waiting: Sequence[View], *, guess: bool = Fals
     lead = next((view for view in working if view.reading.phase in SLOW_PHASES), working[0])
     phase = lead.reading.phase or static_slow(lead)
     doing = {
-        Phase.PREPROCESS: "is preprocessing data",
-        Phase.SAVE: "is writing a checkpoint",
-        Phase.COMPILE: "is compiling",
-        Phase.EVAL: "is evaluating",
-        Phase.LOAD: "is loading",
-        Phase.INIT: "is starting",
-        Phase.GENERATE: "is generating",
-        Phase.DATA: "is waiting for data that its workers are making",
-    }.get(phase, "is computing")
+        Phase.PREPROCESS: "preprocessing data",
+        Phase.SAVE: "writing a checkpoint",
+        Phase.COMPILE: "compiling",
+        Phase.EVAL: "evaluating",
+        Phase.LOAD: "loading",
+        Phase.INIT: "starting",
+        Phase.GENERATE: "generating",
+        Phase.DATA: "waiting for data that its workers are making",
+    }.get(phase, "computing")
     moves = lead.motion.words()
     evidence = [describe(lead)]
     if moves:
         evidence.insert(0, f"rank {lead.rank}: {moves} within {lead.motion.interval_s:.1f} s")
-    reason = f"slow, not stuck: rank {ranks_of(working)} {doing}"
+    reason = f"slow, not stuck: {they(working, 'is')} {doing}"
     if waiting:
-        reason += f", rank {ranks_of(waiting)} waits for it"
+        reason += f", {they(waiting, 'waits')} for {it(working)}"
     next_steps = (
         "watch the time left to the collective timeout (`ddp_timeout`, init_process_group's timeout)",
     )

@@ -21,7 +21,7 @@ from ftdash.monitor.diagnosis.odd import all_waiting, key_not_set
 from ftdash.monitor.diagnosis.outside import outside_kind, outside_why, slow
 from ftdash.monitor.diagnosis.starting import before_training
 from ftdash.monitor.diagnosis.views import View, static_slow
-from ftdash.monitor.diagnosis.words import confidence, describe, place_of, rank_list, ranks_of
+from ftdash.monitor.diagnosis.words import confidence, describe, it, place_of, rank_list, ranks_of, they
 from ftdash.monitor.wording import plural
 
 _WAITS_FOR_OTHERS = frozenset({Wait.STORE, Wait.RENDEZVOUS})
@@ -171,7 +171,7 @@ def _unresponsive(
             Kind.STOPPED_RANK,
             tuple(culprits),
             0.95,
-            f"rank {ranks_of(stopped)} is stopped",
+            f"{they(stopped, 'is')} stopped",
             (f"state T in /proc of rank {ranks_of(stopped)}", *moved),
         )
     asleep = [
@@ -246,7 +246,7 @@ def _teardown(
         Kind.TEARDOWN,
         tuple(view.culprit(why) for view in leaving),
         confidence(0.9, seen, two=two),
-        f"rank {ranks_of(leaving)} is in teardown while rank {ranks_of(others)} waits",
+        f"{they(leaving, 'is')} in teardown while {they(others, 'waits')}",
         tuple(describe(view) for view in (leaving[0], others[0])),
     )
 
@@ -278,7 +278,7 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
         kind,
         culprits,
         confidence(0.93 if len(stuck) <= len(waiting) else 0.75, [*waiting, *stuck], two=two),
-        f"rank {ranks_of(stuck)} is outside of any collective while rank {ranks_of(waiting)} waits for it",
+        f"{they(stuck, 'is')} outside of any collective while {they(waiting, 'waits')} for {it(stuck)}",
         (describe(stuck[0]), describe(waiting[0])),
         tuple(against),
     )

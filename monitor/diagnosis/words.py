@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ftdash.monitor import wording
 from ftdash.monitor.diagnosis.frames import Wait
 from ftdash.monitor.diagnosis.views import View
 
@@ -23,6 +24,18 @@ def rank_list(ranks: Iterable[int]) -> str:
 
 def ranks_of(views: Iterable[View]) -> str:
     return rank_list(view.rank for view in views)
+
+
+def they(views: Sequence[View], verb: str) -> str:
+    """Ranks as the subject of a sentence, with its verb: "rank 3 waits", "ranks 0-2 wait"."""
+    if len(views) > 1:
+        verb = {"is": "are", "has": "have"}.get(verb, verb.removesuffix("s"))
+    return f"{wording.rank_list(view.rank for view in views)} {verb}"
+
+
+def it(views: Sequence[View]) -> str:
+    """The same ranks, named again."""
+    return "it" if len(views) == 1 else "them"
 
 
 def place_of(view: View) -> str:
