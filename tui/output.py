@@ -19,7 +19,7 @@ class _Stdout(io.FileIO):
     told = False
     ended = False  # what is left in buffers goes nowhere from here on
 
-    def write(self, data) -> int:  # type: ignore[no-untyped-def]
+    def write(self, data) -> int:
         if self.ended:
             return len(data)
         try:
@@ -41,19 +41,17 @@ def standard_output() -> Iterator[None]:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    if sys.stdout is not sys.__stdout__:  # somebody collects it, or it is closed
+    own = sys.__stdout__
+    if own is None or sys.stdout is not own:  # it is closed, or somebody collects it
         yield
         return
     raw = _Stdout(1, "w", closefd=False)
-    own, sys.stdout = (
-        sys.stdout,
-        io.TextIOWrapper(
-            io.BufferedWriter(raw),
-            encoding=own.encoding,
-            errors=own.errors,
-            line_buffering=own.line_buffering,
-            write_through=own.write_through,
-        ),
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=own.encoding,
+        errors=own.errors,
+        line_buffering=own.line_buffering,
+        write_through=own.write_through,
     )
     try:
         yield
