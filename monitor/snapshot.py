@@ -17,6 +17,7 @@ from ftdash.monitor.records import HANG_CODE, HANG_OVER_CODE, Step, to_float
 from ftdash.monitor.rundir import Manifest, RunDir
 from ftdash.monitor.state import Alert, ExpertLayer, GpuState, RankState, RunPhase, RunState
 from ftdash.monitor.summary import NodeSummary, RankSummary, Summary
+from ftdash.monitor.wording import duration
 
 MOST_SILENT_NAMED = 3
 ASKED_RANKS = 64  # ranks of one run take their steps together: so many tell how long these last
@@ -343,7 +344,9 @@ def _own_alerts(
         ranks = tuple(state.rank for state in states if state.process_state == "T")
         who = f"; stopped (state T): rank {', '.join(map(str, ranks))}" if ranks else ""
         if (left := _timeout_left_s(summaries, signs)) is not None:
-            who += f"; {max(0.0, left[0]):.0f} s left of the {left[1]:.0f} s that a collective may take"
+            who += (
+                f"; {duration(max(0.0, left[0]))} left of the {duration(left[1])} that a collective may take"
+            )
         return (Alert("stalled", "error", outcome.reason + who, ranks, now),)
     if outcome.phase is RunPhase.FAILED and outcome.reason:
         return (Alert("failed", "error", outcome.reason, (), now),)

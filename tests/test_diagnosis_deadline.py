@@ -66,7 +66,7 @@ def waiting(rank: int, t: float, beat_t: float) -> RankEvidence:
 def test_what_is_left_counts_from_the_first_rank_that_waits() -> None:
     ranks = (waiting(0, 1000.0, 700.0), waiting(1, 1000.0, 900.0), waiting(2, 1000.0, 100.0))
     sample = Sample(t=1000.0, ranks=ranks, timeout_s=600.0, timeout_source="told")
-    assert time_left(sample, [0, 1]).startswith("300 s left of the 600 s")
+    assert time_left(sample, [0, 1]).startswith("5 m 0 s left of the 10 m 0 s")
     assert "is over" in time_left(sample, [2])
     assert time_left(sample, []) == ""
     assert time_left(Sample(t=1000.0, ranks=ranks), [0]) == ""
@@ -80,7 +80,7 @@ def test_the_flight_recorder_knows_better() -> None:
         flight=(FlightDump(rank=0, entries=[entry]),),
         timeout_s=600.0,
     )
-    assert time_left(sample, [0]).startswith("900 s left of the 1200 s")
+    assert time_left(sample, [0]).startswith("15 m 0 s left of the 20 m 0 s")
 
 
 def test_a_verdict_says_how_much_time_is_left() -> None:
@@ -91,4 +91,4 @@ def test_a_verdict_says_how_much_time_is_left() -> None:
         samples.append(Sample(t=t, ranks=ranks, timeout_s=600.0, timeout_source="told"))
     verdict = diagnose(samples).verdict
     assert [culprit.rank for culprit in verdict.culprits] == [0]
-    assert any(text.startswith("300 s left of the 600 s") for text in verdict.evidence)
+    assert any(text.startswith("5 m 0 s left of the 10 m 0 s") for text in verdict.evidence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socketserver
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,9 @@ def test_gpu_faults_of_the_kernel_are_read_as_far_as_they_are_recent(tmp_path: P
     assert kernel_lines(path=str(tmp_path / "missing")) == ()
     verdict = diagnose(waiting(kernel=lines)).verdict
     assert any("Xid 79" in text for text in verdict.evidence)
+    assert not any("Killed process" in text for text in verdict.evidence), "another job's, all ranks live"
+    alone = waiting(kernel=lines)
+    alone[-1] = replace(alone[-1], expected=frozenset(range(4)))
+    verdict = diagnose(alone).verdict
+    assert verdict.kind is Kind.DEAD_RANK
+    assert any("Killed process 811" in text for text in verdict.evidence)

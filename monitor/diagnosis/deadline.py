@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ftdash.monitor.diagnosis import procfs
 from ftdash.monitor.diagnosis.model import FlightDump, Sample
 from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.wording import duration
 
 # torch.distributed.constants: default_pg_nccl_timeout and default_pg_timeout.
 _DEFAULTS_S = {"nccl": 600.0, "gloo": 1800.0}
@@ -73,8 +74,9 @@ def time_left(sample: Sample, waiting: Sequence[int]) -> str:
     quiet_s = max(0.0, sample.t - min(since))
     left_s = limit.seconds - quiet_s
     if left_s <= 0:
-        return f"the timeout of collectives, {limit.seconds:.0f} s ({limit.source}), is over"
+        return f"the timeout of collectives, {duration(limit.seconds)} ({limit.source}), is over"
+    left, whole, quiet = map(duration, (left_s, limit.seconds, quiet_s))
     return (
-        f"{left_s:.0f} s left of the {limit.seconds:.0f} s that a collective may take ({limit.source}): "
-        f"the waiting ranks made their last sign {quiet_s:.0f} s ago"
+        f"{left} left of the {whole} that a collective may take ({limit.source}): "
+        f"the waiting ranks made their last sign {quiet} ago"
     )

@@ -14,6 +14,12 @@ _RECENT_S = 3600.0
 _KILLED = re.compile(r"(?:Memory cgroup out of memory|Out of memory): Killed process (?P<pid>\d+) .*")
 
 
+def killed_pid(line: str) -> int | None:
+    """The process that a line of `kernel_lines` says was killed for memory, None for other lines."""
+    match = _KILLED.search(line)
+    return int(match["pid"]) if match else None
+
+
 def kernel_lines(since_s: float = _RECENT_S, path: str = _DEVICE) -> tuple[str, ...]:
     """Lines on GPU faults (XID) and processes killed for memory in the last `since_s` seconds, oldest first.
 

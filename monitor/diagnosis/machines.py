@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import gpus
+from ftdash.monitor.diagnosis.kernel import killed_pid
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, Sample, Verdict
 
@@ -13,7 +14,8 @@ def with_machines(verdict: Verdict, sample: Sample) -> Verdict:
     """The verdict with that evidence; where nobody differed, a rank that RAS shows behind is the culprit."""
     if verdict.kind in (Kind.HEALTHY, Kind.SLOW):
         return verdict
-    said = (*gpus.words(sample.ranks), *(sample.ras.words if sample.ras else ()), *sample.kernel)
+    kernel = [line for line in sample.kernel if _concerns(line, verdict, sample)]
+    said = (*gpus.words(sample.ranks), *(sample.ras.words if sample.ras else ()), *kernel)
     if verdict.kind in (Kind.NETWORK, Kind.NO_EVIDENCE) and (behind := _behind(sample)):
         return Verdict(
             Kind.RANK_MISSING,
@@ -25,6 +27,29 @@ def with_machines(verdict: Verdict, sample: Sample) -> Verdict:
             verdict.next,
         )
     return replace(verdict, evidence=(*verdict.evidence, *said)) if said else verdict
+
+
+# Verdicts on a process that is gone: it may be one that the kernel killed before anybody knew its pid.
+_SOMEBODY_GONE = frozenset(
+    {
+        Kind.DEAD_RANK,
+        Kind.DATA_LOADER,
+        Kind.LOCK,
+        Kind.RENDEZVOUS,
+        Kind.STORE,
+        Kind.CRASH,
+        Kind.HOST_OUT_OF_MEMORY,
+        Kind.NO_EVIDENCE,
+    }
+)
+
+
+def _concerns(line: str, verdict: Verdict, sample: Sample) -> bool:
+    """Whether a line of the kernel's log may be of this job: others run on the same machine."""
+    pid = killed_pid(line)
+    if pid is None or verdict.kind in _SOMEBODY_GONE:
+        return True
+    return any(pid in (one.pid, *(child.pid for child in one.children)) for one in sample.ranks)
 
 
 def _behind(sample: Sample) -> tuple[Culprit, ...]:

@@ -129,7 +129,7 @@ class ActList(Grid):
 
     def columns(self) -> Sequence[Column]:
         name = max((len(choice.name) for choice in self.items), default=20)
-        return [Column("key", "", 1), Column("name", "", name), Column("what", "", 20, grow=True)]
+        return [Column("key", "", 1), Column("name", "", name + 1), Column("what", "", 20, grow=True)]
 
     def identity(self, item: Choice) -> Hashable:
         return item.act
