@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ftdash.monitor.diagnosis.flight import AUTOGRAD
 from ftdash.monitor.diagnosis.model import FlightDump, FlightEntry
 
 DEFAULT_GROUP_DESC = "default_pg"
@@ -42,6 +43,7 @@ class GroupFault:
     waiting: frozenset[int] = frozenset()
     found: tuple[tuple[int, str], ...] = ()  # (rank, what it calls) of culprits with another call
     tied: bool = False
+    since_ns: int = 0  # when the first rank made the call
 
     @property
     def title(self) -> str:
@@ -59,6 +61,14 @@ class Alignment:
     decisive: GroupFault | None
     absent: frozenset[int]
     chain: tuple[str, ...] = ()
+    ring: bool = False  # the groups wait for one another: any side may be the odd one
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether the dumps show what stacks cannot: ranks wait in several groups, and who is at fault."""
+        live = [fault for fault in self.faults if fault.fault is not Fault.NONE]
+        tied = self.ring or (self.decisive is not None and self.decisive.tied)
+        return len({(fault.group, fault.members) for fault in live}) > 1 and bool(self.culprits) and not tied
 
 
 def finished(entry: FlightEntry, dump: FlightDump) -> bool:
@@ -166,7 +176,8 @@ def _group_fault(
         ) -> GroupFault:
             found = tuple((rank, describe(calls[rank])) for rank in sorted(culprits) if rank in calls)
             waiting = frozenset(calls) - (frozenset() if tied else culprits)
-            return GroupFault(name, desc, members, at, op, kind, culprits, waiting, found, tied)
+            since_ns = min(entry.created_ns for entry in calls.values())
+            return GroupFault(name, desc, members, at, op, kind, culprits, waiting, found, tied, since_ns)
 
         types, tied = _minority({rank: entry.op for rank, entry in here.items()})
         if types:
@@ -229,11 +240,29 @@ def _p2p_faults(dumps: Mapping[int, FlightDump], members: Mapping[str, frozenset
     return found
 
 
+def _by_one_thread(dump: FlightDump, missed: GroupFault, waiting: GroupFault) -> bool:
+    """Whether the thread that waits may be the one that calls in the group where the rank is missing."""
+    first = next((entry.thread for entry in dump.entries if entry.thread != AUTOGRAD), "")
+    calling = {entry.thread or first for entry in dump.entries if entry.group == missed.group}
+    held = {
+        entry.thread for entry in dump.entries if (entry.group, entry.seq) == (waiting.group, waiting.seq)
+    }
+    calls, holds = ({first if name == AUTOGRAD else name for name in names} for names in (calling, held))
+    return not (calls - {""}) or not (holds - {""}) or bool(calls & holds)
+
+
 _ROOT_FAULTS = (Fault.TYPE, Fault.ORDER, Fault.SIZE, Fault.DTYPE)
 
 
-def align(dumps: Sequence[FlightDump], expected: frozenset[int] = frozenset()) -> Alignment:
-    """Lay the dumps side by side. `expected` are the ranks of the job where that is known."""
+def align(
+    dumps: Sequence[FlightDump],
+    expected: frozenset[int] = frozenset(),
+    joined: frozenset[int] = frozenset(),
+) -> Alignment:
+    """Lay the dumps side by side. `expected` are the ranks of the job where that is known.
+
+    `joined` are ranks whose main thread is known to wait for the one that is in a collective.
+    """
     by_rank = {dump.rank: dump for dump in dumps}
     said = frozenset(rank for dump in dumps for status in dump.groups.values() for rank in status.ranks)
     world = expected | said | frozenset(by_rank)
@@ -247,21 +276,31 @@ def align(dumps: Sequence[FlightDump], expected: frozenset[int] = frozenset()) -
     faults += _p2p_faults(by_rank, group_members)
     absent = frozenset(world - by_rank.keys())
     live = [fault for fault in faults if fault.fault is not Fault.NONE]
-    return _front(live, tuple(faults), absent)
-
-
-def _front(live: Sequence[GroupFault], faults: tuple[GroupFault, ...], absent: frozenset[int]) -> Alignment:
-    for fault in sorted(live, key=lambda item: item.seq):
+    # Sequence numbers count within a group: between groups, time tells which fault came first.
+    for fault in sorted(live, key=lambda item: (item.since_ns, item.seq)):
         if fault.fault in _ROOT_FAULTS:
-            return Alignment(faults, fault.fault, fault.culprits, fault, absent)
+            return Alignment(tuple(faults), fault.fault, fault.culprits, fault, absent)
+    return _front(live, tuple(faults), absent, by_rank, joined)
+
+
+def _front(
+    live: Sequence[GroupFault],
+    faults: tuple[GroupFault, ...],
+    absent: frozenset[int],
+    dumps: Mapping[int, FlightDump],
+    joined: frozenset[int],
+) -> Alignment:
+    """The missing ranks that do not themselves wait for others, by the thread that would make the call."""
     blamed: dict[int, GroupFault] = {}
     waits: dict[int, GroupFault] = {}
     for fault in live:
-        for rank in fault.waiting:
-            if fault.fault in (Fault.MISSING, Fault.NO_DUMP):
-                waits.setdefault(rank, fault)
         for rank in fault.culprits:
             blamed.setdefault(rank, fault)
+    for fault in live:
+        for rank in fault.waiting if fault.fault in (Fault.MISSING, Fault.NO_DUMP) else ():
+            missed = blamed.get(rank)
+            if missed is None or rank in joined or _by_one_thread(dumps[rank], missed, fault):
+                waits.setdefault(rank, fault)
     roots = {rank for rank in blamed if rank not in waits}
     chain = tuple(
         f"rank {rank} is missing in {blamed[rank].title}, and itself waits in {waits[rank].title}"
@@ -279,7 +318,7 @@ def _front(live: Sequence[GroupFault], faults: tuple[GroupFault, ...], absent: f
         fewest = min(sizes.values())
         smallest = {rank for rank in blamed if sizes[id(waits[rank])] == fewest}
         decisive = blamed[min(smallest)]
-        return Alignment(faults, Fault.ORDER, frozenset(smallest), decisive, absent, chain)
+        return Alignment(faults, Fault.ORDER, frozenset(smallest), decisive, absent, chain, ring=True)
     if live:
         return Alignment(faults, Fault.EQUAL, frozenset(), live[0], absent)
     return Alignment(faults, Fault.NONE, frozenset(), None, absent)

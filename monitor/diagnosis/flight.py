@@ -22,6 +22,7 @@ MAX_FILE_BYTES = 64 << 20
 MAX_ENTRIES = 200_000
 MAX_FILES = 20_000
 _MAX_FRAMES = 64
+AUTOGRAD = "autograd"  # torch's threads that run backward for whoever called it
 _P2P_NAME = re.compile(r"^(?P<op>send|recv)\s+(?P<a>\d+)\s*(?P<arrow>->|<-)\s*(?P<b>\d+)$")
 _CANONICAL = {
     "allreduce": "all_reduce",
@@ -119,6 +120,12 @@ def canonical_op(profiling_name: str) -> tuple[str, int, int]:
     return _CANONICAL.get(lowered, lowered), -1, -1
 
 
+def _thread(raw: Mapping[str, Any]) -> str:
+    if str(raw.get("thread_name", "")).startswith("pt_autograd"):
+        return AUTOGRAD
+    return str(raw.get("thread_id", ""))[:40]
+
+
 def _entry(raw: Mapping[str, Any]) -> FlightEntry | None:
     group = raw.get("process_group")
     name, desc = "", ""
@@ -146,6 +153,7 @@ def _entry(raw: Mapping[str, Any]) -> FlightEntry | None:
         retired=bool(raw.get("retired", False)),
         timeout_ms=_integer(raw.get("timeout_ms"), 0),
         created_ns=_integer(raw.get("time_created_ns"), 0),
+        thread=_thread(raw),
         frames=_frames(raw.get("frames")),
     )
 

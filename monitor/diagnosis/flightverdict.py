@@ -64,10 +64,12 @@ def _untie(fault: GroupFault, dumps: Mapping[int, FlightDump]) -> frozenset[int]
 
 
 def flight_verdict(
-    dumps: Sequence[FlightDump], expected: frozenset[int] = frozenset()
+    dumps: Sequence[FlightDump],
+    expected: frozenset[int] = frozenset(),
+    joined: frozenset[int] = frozenset(),
 ) -> tuple[Verdict | None, Alignment]:
-    """The verdict of the dumps alone; None when nothing in them is unfinished."""
-    alignment = align(dumps, expected)
+    """The verdict of the dumps alone; None when nothing in them is unfinished. Arguments as of `align`."""
+    alignment = align(dumps, expected, joined)
     fault = alignment.decisive
     if fault is None or alignment.fault is Fault.NONE:
         return None, alignment

@@ -182,6 +182,7 @@ class FlightEntry(msgspec.Struct, omit_defaults=True, frozen=True):
     retired: bool = False
     timeout_ms: int = 0
     created_ns: int = 0
+    thread: str = ""  # of the process, that made the call: its number, or "autograd"
     frames: tuple[Frame, ...] = ()
 
 
@@ -219,7 +220,12 @@ class LogKind(StrEnum):
     RENDEZVOUS = "rendezvous"
     PEER_CLOSED = "peer-closed"
     SIGNAL = "signal"
-    ELASTIC = "elastic"
+    ELASTIC = "elastic"  # the launcher's word on the process that ended first
+    EXITED = "exited"  # its word on the others
+    MISMATCH = "mismatch"  # ranks made different calls, or with other sizes
+    MISSED_BARRIER = "missed-barrier"
+    TRANSPORT = "transport"  # NCCL's network layer
+    FROM_OUTSIDE = "from-outside"  # a signal to the launcher, or Slurm's end of the job
 
 
 class LogFinding(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -236,11 +242,12 @@ class LogFinding(msgspec.Struct, omit_defaults=True, kw_only=True):
     frames: list[Frame] = []  # innermost first, of an exception
     seq: int | None = None  # watchdog: sequence number
     op: str = ""  # watchdog: operation
+    group: str = ""  # watchdog: process group
     numel: int | None = None  # watchdog: elements in
     timeout_ms: int | None = None
     wanted_bytes: int | None = None  # out of memory: the failed allocation
     exit_code: int | None = None
-    count: int = 1
+    trained: int = 0  # lines that tell of progress before it in its file
 
 
 class LogEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -254,6 +261,7 @@ class LogEvidence(msgspec.Struct, omit_defaults=True, kw_only=True):
     waiting_for: str = ""  # the last line about workers that have not joined
     last_lines: dict[int, str] = {}
     loading: bool = False  # the last that was said of progress: weights are loaded
+    trained: dict[str, int] = {}  # lines that tell of progress, by file
     notices: list[str] = []
 
 

@@ -12,6 +12,7 @@ from ftdash.monitor.diagnosis.groups import made_by_some
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, POINT_TO_POINT, Phase
 from ftdash.monitor.diagnosis.model import Frame, Verdict
+from ftdash.monitor.diagnosis.threads import two_collectives_at_once
 from ftdash.monitor.diagnosis.ties import (
     break_tie,
     odd_ones,
@@ -70,6 +71,8 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
             return verdict
     phase_odd, tied = odd_ones(views, _coarse_phase)
     if phase_odd and any(_coarse_phase(view) for view in views):
+        if tied and (verdict := two_collectives_at_once(views, two, saving=True)):
+            return verdict
         if tied:
             phase_odd = break_tie(views, _coarse_phase)
         elif len({_coarse_phase(view) for view in phase_odd}) > 1:
@@ -84,9 +87,13 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
         (_library_place, Kind.ORDER_MISMATCH, "is at another place of the model or library"),
     ):
         odd, tied = odd_ones(views, key)
+        if tied and (verdict := two_collectives_at_once(views, two, saving=True)):
+            return verdict
         if odd:
             odd = break_tie(views, key) if tied else singled_out(odd, views, key)
             return _mismatch(kind, odd, views, text, 0.85 if not tied else 0.7, two)
+    if verdict := two_collectives_at_once(views, two):
+        return verdict
     if len({_inner_lines(view) for view in views}) > 1:
         return Verdict(
             Kind.NETWORK,
@@ -271,6 +278,8 @@ def _mismatch(
         parted = where_they_part(view.reading, rest[0].reading)
         if parted and _own_place(view) == _own_place(rest[0]):
             culprit = replace(culprit, frame=f"{culprit.frame}; called by {parted[0]}")
+        elif passed := _deeper_line(view, rest[0]):
+            culprit = replace(culprit, frame=f"{culprit.frame}; it is not in {passed}, where the others wait")
         named.append(culprit)
     return Verdict(
         kind,
@@ -280,6 +289,12 @@ def _mismatch(
         tuple(evidence),
         against,
     )
+
+
+def _deeper_line(view: View, other: View) -> Frame | None:
+    """The user's line of another rank, where a library called it from below all the lines of this one."""
+    mine, theirs = own_stack(view.reading), own_stack(other.reading)
+    return theirs[-1] if mine and len(mine) < len(theirs) and theirs[: len(mine)] == mine else None
 
 
 def _may_compute(odd: View, other: View) -> bool:

@@ -26,7 +26,7 @@ _LAUNCHER_MODULES = frozenset(
 _LAUNCHER_NAMES = frozenset(
     {"torchrun", "accelerate", "deepspeed", "accelerate-launch", "ftdash", "srun", "mpirun"}
 )
-_SPAWNED = re.compile(r"multiprocessing\.spawn import spawn_main|multiprocessing\.forkserver")
+_STARTS_PROCESSES = re.compile(r"torch/multiprocessing/spawn\.py$|(?:^|/)multiprocessing/process\.py$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ def _said_rank(pid: int) -> int | None:
 
 
 def _plain_interpreters(root: int, kin: dict[int, list[int]]) -> list[int]:
-    """Interpreters without a rank: the processes that torch.multiprocessing spawned, else the topmost one."""
+    """Interpreters without a rank: the processes that the topmost one started and waits for, else itself."""
     tree = [root, *procfs.descendants(root, kin)]
     python = [
         pid
@@ -180,17 +180,17 @@ def _plain_interpreters(root: int, kin: dict[int, list[int]]) -> list[int]:
     if not python:
         return [] if is_launcher(procfs.command_line(root)) else [root]
     top = python[0]
-    spawned = [pid for pid in kin.get(top, ()) if _SPAWNED.search(" ".join(procfs.command_line(pid)))]
-    spawned = [pid for pid in spawned if not is_helper(procfs.command_line(pid))]
-    if len(spawned) > 1 and _waits_for_spawned(top):
-        return spawned
+    started = [pid for pid in kin.get(top, ()) if pid in python]
+    if len(started) > 1 and _joins_processes(top):
+        return started
     return [pid for pid in python if procfs.parent_pid(pid) not in python]
 
 
-def _waits_for_spawned(pid: int) -> bool:
-    """Whether a process only joins ranks it spawned (torch.multiprocessing.spawn)."""
+def _joins_processes(pid: int) -> bool:
+    """Whether a process only waits until processes that it started end: `spawn` of torch, or their `join`."""
     from ftdash.monitor.diagnosis import frames
     from ftdash.monitor.diagnosis.collect import dump_process
 
-    reading = frames.read_threads(dump_process(pid).threads)
-    return "start_processes" in reading.names or {"join", "spawn"} <= reading.names
+    main = frames.main_thread(dump_process(pid).threads)
+    joins = [frame for frame in main.frames if frame.short == "join"] if main else []
+    return any(_STARTS_PROCESSES.search(frame.file) for frame in joins)

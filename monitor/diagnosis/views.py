@@ -140,6 +140,20 @@ class View:
             text += f"; thread {other.thread}: {other.own}"
         return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
 
+    @property
+    def joins_its_thread(self) -> bool:
+        """Its main thread waits for a thread of its own that is in a collective."""
+        main = frames.main_thread(self.evidence.threads)
+        if main is None or not self.in_collective:
+            return False
+        reading = frames.read_thread(main)
+        return not reading.in_collective and "_engine_run_backward" not in reading.names
+
+    def in_call(self, op: str) -> list[Reading]:
+        """Its threads that are in a collective of this name, the main one first."""
+        found = [self.reading, *map(frames.read_thread, self.evidence.threads)]
+        return [reading for reading in found if reading.op == op and reading.in_collective]
+
     def awaited_thread(self) -> Reading | None:
         """The first other thread in the user's code, where the main thread waits for one; else None.
 

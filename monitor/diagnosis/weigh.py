@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ftdash.monitor.diagnosis import frames
+from ftdash.monitor.diagnosis.align import GroupFault
 from ftdash.monitor.diagnosis.deadline import time_left
 from ftdash.monitor.diagnosis.flightverdict import flight_verdict
 from ftdash.monitor.diagnosis.frames import Origin
@@ -65,9 +66,13 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
 
         by_stack = launcher_verdict(last) or by_stack
     world = frozenset(range(min(last.world_size or 0, MOST_RANKS)))
-    by_flight, _ = flight_verdict(dumps, world) if dumps else (None, None)
+    joined = frozenset(view.rank for view in views if view.joins_its_thread)
+    by_flight, alignment = flight_verdict(dumps, world, joined) if dumps else (None, None)
+    if by_flight is not None and alignment is not None and alignment.decisive is not None:
+        by_flight = _with_missed_call(by_flight, alignment.decisive, views)
+    told_apart = alignment is not None and alignment.tells_apart
     by_logs = log_verdict(logs) if logs else None
-    verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs, over=last.over)
+    verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs, told_apart=told_apart, over=last.over)
     verdict = with_machines(verdict, last)
     verdict = with_advice(_with_hosts(verdict, views, dumps, logs), views, over=last.over)
     waiting = [view.rank for view in views if view.waits_for_peers]
@@ -84,6 +89,7 @@ def _weigh(
     dumps: Sequence[FlightDump],
     logs: LogEvidence | None,
     *,
+    told_apart: bool,
     over: bool,
 ) -> Verdict:
     usable_stack = by_stack if by_stack and by_stack.kind is not Kind.NO_EVIDENCE else None
@@ -98,12 +104,12 @@ def _weigh(
         return by_logs or by_stack or empty
     if usable_stack is None:
         chosen = by_flight
-    elif by_flight is None or usable_stack.kind in _DECIDED_BY_STACKS:
+    elif by_flight is None or usable_stack.kind in _DECIDED_BY_STACKS or by_flight.kind is Kind.UNDUMPABLE:
         chosen = usable_stack
-    elif usable_stack.kind is Kind.NETWORK or by_flight.kind not in (Kind.NETWORK, Kind.UNDUMPABLE):
+    elif usable_stack.kind is Kind.NETWORK or told_apart:
         chosen = by_flight
     else:
-        chosen = usable_stack
+        chosen = usable_stack  # in one group stacks show who differs as well, and where
     assert chosen is not None
     other = by_flight if chosen is usable_stack else usable_stack
     chosen = _agree(chosen, other, views)
@@ -117,6 +123,25 @@ def _weigh(
             chosen, culprits=tuple(_with_exception(culprit, logs) for culprit in chosen.culprits)
         )
     return chosen
+
+
+def _with_missed_call(verdict: Verdict, fault: GroupFault, views: Sequence[View]) -> Verdict:
+    """A missing rank's own line, and the one where the others make the call that it has not made."""
+    if verdict.kind is not Kind.RANK_MISSING:
+        return verdict
+    by_rank = {view.rank: view for view in views}
+    waiting = [by_rank[rank] for rank in sorted(fault.waiting) if rank in by_rank]
+    there = {reading.own for view in waiting for reading in view.in_call(fault.op) if reading.own is not None}
+    filled = []
+    for culprit in verdict.culprits:
+        view = by_rank.get(culprit.rank)
+        if view is not None and (missed := sorted(map(str, there - {view.shown_frame}))):
+            filled.append(
+                replace(view.culprit(culprit.why), frame=f"{view.shown_frame}; the others are at {missed[0]}")
+            )
+        else:
+            filled.append(culprit)
+    return replace(verdict, culprits=tuple(filled))
 
 
 def _with_exception(culprit: Culprit, logs: LogEvidence) -> Culprit:

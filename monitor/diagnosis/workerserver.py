@@ -1,8 +1,7 @@
 """What a rank's own worker server of torch.distributed tells: flight recorder, stacks without ptrace.
 
 A job has one where its script runs under `torch.distributed.elastic.control_plane.worker_main` (the socket
-is then named by TORCH_WORKER_SERVER_SOCKET), or where ftdash's hook was asked for it by
-FTDASH_WORKER_SERVER=1.
+is then named by TORCH_WORKER_SERVER_SOCKET), or where ftdash launched it.
 It answers from a thread of its own, also while the main thread is blocked.
 """
 
@@ -20,6 +19,7 @@ from ftdash.monitor.diagnosis import procfs
 from ftdash.monitor.diagnosis.flight import FlightError, read_dump
 from ftdash.monitor.diagnosis.model import FlightDump
 from ftdash.monitor.rundir import RUN_DIR_ENV
+from ftdash.monitor.sockets import short_path
 
 SOCKET_ENV = "TORCH_WORKER_SERVER_SOCKET"
 _TIMEOUT_S = 2.0
@@ -35,7 +35,8 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(_TIMEOUT_S)
-        self.sock.connect(self._path)
+        with short_path(Path(self._path)) as short:
+            self.sock.connect(short)
 
 
 def socket_of(pid: int, rank: int | None) -> str:

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 RUN_DIR_ENV = "FTDASH_RUN_DIR"
-WORKER_SERVER_ENV = "FTDASH_WORKER_SERVER"  # "1": torch's debug server, which tells the flight recorder
 FORMAT_VERSION = 1
 TIMED_PHASES = ("data", "forward", "backward", "optimizer")
 PAUSES = ("save", "eval")  # not part of a step's time
@@ -84,7 +83,6 @@ class Hook:
         self._writer: LineWriter | None = None
         self._beat: BeatWriter | None = None
         self._stacks: Any = None
-        self._server: object | None = None
         self._counter: Any = None
         self._phases: dict[str, _Phase] = {}
         self._spent: dict[str, float] = {}
@@ -139,8 +137,8 @@ class Hook:
         stacks = self.run_dir / "stacks" / f"faulthandler-rank-{self.rank}.txt"
         self._stacks = process.dump_stacks_on_signal(stacks)
         process.allow_ptrace()
-        if os.environ.get(WORKER_SERVER_ENV) == "1":
-            self.serve(self.run_dir / "control")
+        if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            process.serve_flight_recorder(self.run_dir / "control", self.rank)
         with contextlib.suppress(Exception):
             import torch
 
@@ -148,11 +146,6 @@ class Hook:
                 self._cuda_device = torch.cuda.current_device()
         atexit.register(self.close)
         self.enter("start")
-
-    def serve(self, folder: str | os.PathLike[str]) -> bool:
-        """Start torch's debug server on `folder`/rank-<R>.sock; False where torch has none."""
-        self._server = process.start_worker_server(Path(folder) / f"rank-{self.rank}.sock")
-        return self._server is not None
 
     def phase(self, name: str) -> _Phase:
         """`with hook.phase("forward"):` times the block and beats at both ends."""
@@ -386,7 +379,6 @@ class Hook:
         if self._writer is not None:
             self._writer.close()
         process.forget_stack_dumps(self._stacks)
-        self._server = None
 
     def __enter__(self) -> Hook:
         return self

@@ -7,11 +7,16 @@ import ctypes
 import faulthandler
 import os
 import signal
+import socket
 from pathlib import Path
 from typing import IO, Any
 
+from ftdash.monitor.sockets import short_path
+
+WORKER_SERVER_ENV = "FTDASH_WORKER_SERVER"  # "0": no debug server of torch, which tells the flight recorder
 _PR_SET_PTRACER = 0x59616D61
 _PR_SET_PTRACER_ANY = ctypes.c_ulong(-1)
+_served = 0  # the process whose flight recorder is told: a forked child is another one
 
 
 def dump_stacks_on_signal(path: Path) -> IO[str] | None:
@@ -54,6 +59,34 @@ def collective_timeout_s() -> float:
     return 0.0
 
 
+def serve_flight_recorder(folder: Path, rank: int) -> bool:
+    """Have torch's debug server tell this process's flight recorder on `folder`/rank-<R>.sock, to its end.
+
+    False where torch has no such server, where FTDASH_WORKER_SERVER is "0", or where another living process
+    serves the rank: its parent, say.
+    """
+    global _served
+    if _served == os.getpid():
+        return True
+    path = folder / f"rank-{rank}.sock"
+    if os.environ.get(WORKER_SERVER_ENV) == "0" or _answers(path):
+        return False
+    server = start_worker_server(path)
+    if server is None:
+        return False
+    # Never taken down: a forked child that ends would wait for a thread that it does not have.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    _served = os.getpid()
+    return True
+
+
+def _answers(path: Path) -> bool:
+    with contextlib.suppress(OSError), short_path(path) as short, socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(short)
+        return True
+    return False
+
+
 def start_worker_server(path: Path) -> object | None:
     """Torch's debug HTTP server on a unix socket; private API, so None when anything about it has changed."""
     try:
@@ -62,6 +95,7 @@ def start_worker_server(path: Path) -> object | None:
 
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        return _WorkerServer(os.fspath(path), -1)
+        with short_path(path) as short:
+            return _WorkerServer(short, -1)
     except Exception:
         return None

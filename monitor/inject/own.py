@@ -20,6 +20,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ftdash.monitor.inject import groups
 from ftdash.monitor.inject.roots import Roots
 
 IGNORED_LABEL = -100
@@ -31,6 +32,7 @@ def arm() -> None:
     actions = {
         "torch.autograd": follower.roots.listen,
         "torch.amp.grad_scaler": follower.roots.listen_to_scaler,
+        "torch.distributed.distributed_c10d": groups.listen,
         "torch.optim.optimizer": follower.listen,
         "transformers.trainer": follower.offer_callback,
     }

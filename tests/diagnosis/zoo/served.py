@@ -1,4 +1,4 @@
-"""Gloo ranks with torch's worker server: their stacks are alike, their flight recorders are not."""
+"""Gloo ranks that know nothing of ftdash: their stacks are alike, their flight recorders are not."""
 
 import os
 import sys
@@ -6,8 +6,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-
-from ftdash.monitor.hook.process import start_worker_server
 
 RANK = int(os.environ["RANK"])
 
@@ -28,6 +26,4 @@ def groups_in_another_order():
 
 if __name__ == "__main__":
     dist.init_process_group("gloo")
-    server = start_worker_server(Path(os.environ["FTDASH_RUN_DIR"], "control", f"rank-{RANK}.sock"))
-    assert server is not None
     globals()[sys.argv[1]]()

@@ -1,0 +1,39 @@
+"""Has every process that makes a process group tell its flight recorder, from that moment on.
+
+Torch records each rank's collectives by group and sequence number, and tells them to whoever asks its worker
+server. The server is a thread of torch's own that answers also while the main thread is blocked, so it has to
+be there before the hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def listen(c10d: ModuleType) -> None:
+    """Torch's process groups are there: serve once the default one is made."""
+    made = c10d.init_process_group
+
+    @functools.wraps(made)
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        done = made(*args, **kwargs)
+        with contextlib.suppress(Exception):
+            _serve(c10d)
+        return done
+
+    c10d.init_process_group = heard  # type: ignore[attr-defined]
+
+
+def _serve(c10d: ModuleType) -> None:
+    from ftdash.monitor.hook.core import RUN_DIR_ENV
+    from ftdash.monitor.hook.process import serve_flight_recorder
+
+    rank = os.environ.get("RANK", "")
+    serve_flight_recorder(
+        Path(os.environ[RUN_DIR_ENV]) / "control", int(rank) if rank.isdigit() else c10d.get_rank()
+    )
