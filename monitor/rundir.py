@@ -109,7 +109,10 @@ def new_run_id(name: str) -> str:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` with `data` in one step: a reader sees the old file or the new one, never a part."""
+    """Replace `path` with `data` in one step: a reader sees the old file or the new one, never a part.
+
+    Raises OSError that names `path`, also where it is the writing that fails.
+    """
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as handle:
@@ -117,9 +120,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
         raise
 
 

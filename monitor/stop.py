@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 
 from ftdash.monitor import control, exits, procs
 from ftdash.monitor.agent.end import KILL_WAIT_S, end_here
@@ -24,7 +25,8 @@ def stop_run(
     """End the run and wait until its processes are gone; returns those on this machine that would not go.
 
     A run that has ended already is left as it is, but for processes that outlived it. `reach` ends the run
-    on other machines whose agents do not answer; without it, or where it fails, RunError names them.
+    on other machines whose agents do not answer; without it, or where it fails, RunError names them. Where no
+    request can be written, as on a full disk, signals end the run, which saves nothing: with `save` RunError.
     """
     manifest = run.read_manifest()
     host = node_name()
@@ -32,13 +34,21 @@ def stop_run(
     elsewhere = {*manifest.agent_pids, *_heard_of(run)[0]} - {host}
     unheard: set[str] = set()
     ended_before = None if here or elsewhere else exits.launcher_exit(run)
+    request: Path | None = None
     if RunPhase(manifest.state) not in FINAL and (here or elsewhere):
-        request = control.request_stop(run, save=save, grace_s=grace_s)
-        if elsewhere and reach is not None:
-            unheard = unanswered(request, elsewhere, ANSWER_S)
-            if unheard:
-                reach.end(unheard, grace_s=grace_s, save=save)
-        _wait_for_agents(run, unheard, grace_s + KILL_WAIT_S + (SAVE_WAIT_S if save else 0.0))
+        try:
+            request = control.request_stop(run, save=save, grace_s=grace_s)
+        except RunError:
+            if save or (elsewhere and reach is None):
+                raise
+            unheard = elsewhere
+        else:
+            if elsewhere and reach is not None:
+                unheard = unanswered(request, elsewhere, ANSWER_S)
+        if unheard and reach is not None:
+            reach.end(unheard, grace_s=grace_s, save=save)
+        if request is not None:
+            _wait_for_agents(run, unheard, grace_s + KILL_WAIT_S + (SAVE_WAIT_S if save else 0.0))
     left = end_here(run, SAVE_WAIT_S if save else grace_s)
     _wait_for_agent_processes(run)
     manifest = run.read_manifest()
@@ -105,4 +115,9 @@ def _write_end(run: RunDir, ended_before: int | None) -> None:
         outcome = outcome_without_agent(ended_before)
         manifest.state, manifest.reason = outcome.phase, outcome.reason
     manifest.ended = time.time()
-    run.write_manifest(manifest)
+    try:
+        run.write_manifest(manifest)
+    except OSError as error:
+        raise RunError(
+            f"every process of {run.run_id} is gone, but its end cannot be written: {error.strerror or error}"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from ftdash.monitor.agent.sample import NodeFile
 from ftdash.monitor.beat import read_beat
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Event, Node, Step, decode_lines, decoder
-from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.rundir import RunDir, RunError, write_atomic
 from ftdash.monitor.state import RunPhase
+from ftdash.monitor.stop import stop_run
+from ftdash.tui.cli import guarded
 from tests.support.live_runs import make_run, processes_of, start_run, wait_for, wait_until
 
 ENDED = (RunPhase.FINISHED, RunPhase.FAILED, RunPhase.STOPPED)
@@ -74,6 +77,34 @@ def test_a_file_system_that_refuses_for_a_while_costs_no_step(
     assert state.state is RunPhase.FINISHED
     for rank in (0, 1):
         assert steps_of(run, rank) == list(range(1, 401))
+
+
+def test_a_run_is_stopped_where_no_request_can_be_written(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "FREE_BYTES", 0)
+    run = start_run(small_disk, 2, "--steps", "4000", "--step-s", "0.05")
+    wait_for(run, lambda state: len(state.ranks) == 2 and all(rank.step > 2 for rank in state.ranks))
+    fill(small_disk)
+    with pytest.raises(RunError, match=r"cannot write a request .*No space left on device"):
+        stop_run(run, save=True)
+    assert len(processes_of(run)) > 2
+    assert stop_run(run, grace_s=0.5) == set()
+    wait_until(lambda: not processes_of(run))
+    assert RunPhase(run.read_manifest().state) in ENDED
+
+
+def test_what_finds_no_room_is_named(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(small_disk)
+    fill(small_disk)
+    target = small_disk / "steps.csv"
+    said = f"ftdash: --out {target}: No space left on device\n"
+    assert guarded(["export", str(run.path), "--openmetrics", "--out", str(target)]) == 2
+    assert capsys.readouterr().err == said
+    with pytest.raises(OSError) as caught:
+        write_atomic(target, b"x" * 8192)
+    assert (caught.value.filename, caught.value.errno) == (str(target), errno.ENOSPC)
+    assert [path.name for path in small_disk.iterdir() if path.name.startswith(".")] == []
 
 
 def steps_of(run: RunDir, rank: int) -> list[int]:

@@ -163,6 +163,8 @@ def guarded(argv: Sequence[str]) -> int:
             raise
         from ftdash.monitor.rundir import RunError
 
+        if isinstance(error, OSError) and error.filename is not None and error.strerror:
+            return _complain(f"{os.fsdecode(error.filename)}: {error.strerror}", 2)
         if isinstance(error, RunError | OSError):
             return _complain(str(error), 2)
         return _complain(f"internal error: {type(error).__name__}: {error} (--debug shows where)", 1)

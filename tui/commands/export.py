@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
-from ftdash.monitor.export import Exported, openmetrics, write_csv
+from ftdash.monitor.export import openmetrics, write_csv
 from ftdash.monitor.rundir import find_run
 from ftdash.tui.cli import UserError
 from ftdash.tui.commands.run_json import read_once
@@ -34,39 +35,32 @@ def run(args: argparse.Namespace) -> int:
     found.check_owner()
     if args.openmetrics:
         text = openmetrics(read_once(found))
-        if args.out:
-            _replace(Path(args.out), io.StringIO(text))
-        else:
-            sys.stdout.write(text)
+        with _output(args.out) as out:
+            out.write(text)
         return 0
-    if not args.out:
-        _tell(write_csv(found, sys.stdout))
-        return 0
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as rows:
-        done = write_csv(found, rows)
-        rows.seek(0)
-        _replace(Path(args.out), rows)
-    _tell(done)
+    with _output(args.out) as out:
+        done = write_csv(found, out)
+    if done.skipped:
+        sys.stderr.write(f"ftdash: {done.skipped} lines were no records and were left out\n")
     return 0
 
 
-def _tell(done: Exported) -> None:
-    if done.skipped:
-        sys.stderr.write(f"ftdash: {done.skipped} lines were no records and were left out\n")
+def _output(path: str | None) -> AbstractContextManager[IO[str]]:
+    return _replacing(Path(path)) if path else nullcontext(sys.stdout)
 
 
-def _replace(path: Path, source: IO[str]) -> None:
-    """Write beside `path` and rename, so that a collector never reads half a file."""
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[str]]:
+    """Write beside `path` and rename, so that a collector never reads half a file. Raises UserError."""
     try:
-        fd, name = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+        fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "w", encoding="utf-8") as handle:
+                yield handle
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise
     except OSError as error:
-        raise UserError(f"--out {path}: {error.strerror}") from error
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as handle:
-            while piece := source.read(1 << 20):
-                handle.write(piece)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        raise UserError(f"--out {path}: {error.strerror or error}") from error
