@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from ftdash import monitor
 from ftdash.monitor.diagnosis.incident import Incident
 from ftdash.monitor.diagnosis.model import (
     Beat,
@@ -35,7 +37,7 @@ from ftdash.tui.examine import Examined, Look, look
 from ftdash.tui.panes.diagnose import DiagnosePane
 from ftdash.tui.panes.diagnose_compare import MovedTable, compare
 from ftdash.tui.panes.diagnose_refusals import refusals
-from ftdash.tui.panes.diagnose_tree import StackTree
+from ftdash.tui.panes.diagnose_tree import StackTree, python_frames
 from ftdash.tui.panes.diagnose_tree import fold as fold_tree
 from ftdash.tui.widgets.groups import GroupTable, fold
 from ftdash.tui.widgets.stack import StackView
@@ -238,6 +240,15 @@ def test_the_tree_branches_where_ranks_part_and_the_fewest_come_first() -> None:
     ]
     assert [line.leaf for line in lines] == [False, True, True]
     assert str(lines[1].own) == "score_completions (/home/me/rewards.py:88)"
+
+
+def test_the_hook_that_listens_is_no_part_of_the_users_stack() -> None:
+    hook = Path(inspect.getfile(monitor)).parent / "inject" / "roots.py"
+    heard = Frame("Roots.listen.<locals>.heard", str(hook), 40)
+    elsewhere = Frame("heard", "/opt/env/site-packages/ftdash/monitor/inject/roots.py", 40)
+    theirs = Frame("heard", "/home/me/monitor/inject/roots.py", 40)
+    shown = python_frames(stack_of(0, [IN_GATHER[0], heard, elsewhere, theirs, *IN_GATHER[1:]]))
+    assert shown == (IN_GATHER[0], theirs, *IN_GATHER[1:])
 
 
 def test_a_recursion_without_end_is_still_a_tree() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ftdash import monitor
 from ftdash.monitor.diagnosis import frames
 from ftdash.monitor.diagnosis.frames import Origin
 from ftdash.monitor.diagnosis.model import Frame, RankEvidence
@@ -41,12 +44,21 @@ class Branch:
         return next((frame for frame in reversed(self.frames) if frames.origin(frame) is Origin.OWN), None)
 
 
+# ftdash's own hook, which calls on what it listens to: installed, or where it runs from.
+_HERE = re.escape(str(Path(monitor.__file__).parent))
+_LISTENS = re.compile(rf"(?:/ftdash/monitor|{_HERE})/(?:hook|inject)/")
+
+
 def python_frames(evidence: RankEvidence) -> tuple[Frame, ...]:
-    """The main thread's Python frames, innermost first; () without a stack."""
+    """The main thread's Python frames, innermost first, without ftdash's own; () without a stack."""
     main = frames.main_thread(evidence.threads)
     if main is None:
         return ()
-    return tuple(frame for frame in main.frames if frames.origin(frame) is not Origin.NATIVE)
+    return tuple(
+        frame
+        for frame in main.frames
+        if frames.origin(frame) is not Origin.NATIVE and not _LISTENS.search(frame.file)
+    )
 
 
 def fold(evidence: Iterable[RankEvidence]) -> list[Branch]:
