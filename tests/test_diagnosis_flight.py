@@ -196,3 +196,11 @@ def test_a_huge_file_is_left_out_without_reading_it(tmp_path):
         handle.truncate(100 << 20)
     verdict = verdict_of(tmp_path)
     assert ranks_of(verdict) == {1}
+
+
+def test_a_file_that_the_kernel_makes_up_is_left_out_without_reading_it(tmp_path):
+    """/proc/kmsg is a regular file of no size whose reading never ends."""
+    (tmp_path / "rank-0.json").symlink_to("/proc/kmsg")
+    dumps, notices = read_flight(tmp_path)
+    assert dumps == []
+    assert notices

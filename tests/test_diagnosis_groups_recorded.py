@@ -155,3 +155,23 @@ def test_a_rank_past_a_call_that_a_library_makes_for_the_others_is_shown_their_l
     assert [culprit.rank for culprit in verdict.culprits] == [2]
     assert verdict.culprits[0].frame.startswith(f"main ({JOB}:27)")
     assert f"reward ({JOB}:23)" in verdict.culprits[0].frame
+
+
+def test_a_recorder_without_calls_is_no_absent_one() -> None:
+    """Torch leaves the list of entries out where a rank has made no call yet."""
+    told = {
+        "comm_lib_version": "",
+        "nccl_comm_state": {},
+        "pg_config": {},
+        "pg_status": {},
+        "version": "2.10",
+    }
+    assert read_dump(told, 0).entries == []
+
+
+def test_a_recorder_that_does_not_answer_says_nothing_of_a_rank_whose_stack_was_read() -> None:
+    stacks = [in_call("all_reduce", ("main", 5)), in_call("all_reduce", ("main", 5))]
+    ranks = [rank(number, stack) for number, stack in enumerate(stacks)]
+    verdict = verdict_on(ranks, [recorder(0, [], [("0", 1, "all_reduce", MAIN)])])
+    assert (verdict.kind, verdict.culprits) == ("network-or-hardware", ())
+    assert not any("no-dump" in text for text in verdict.evidence)

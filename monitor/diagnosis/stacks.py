@@ -418,8 +418,8 @@ def _parts(root: Path, notices: list[str]) -> list[_Part]:
             if status.st_size > MAX_FILE_BYTES:
                 notices.append(f"{relative}: {status.st_size >> 20} MiB is no stack dump, left out")
                 continue
-            data = path.read_bytes()
-            chunks = read_bytes(data)
+            # A file of no size may be one that the kernel makes up as it is read, and that never ends.
+            chunks = read_bytes(path.read_bytes() if status.st_size else b"")
         except (OSError, ValueError) as error:
             notices.append(f"{relative}: cannot be read: {error}")
             continue

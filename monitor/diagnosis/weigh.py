@@ -71,6 +71,9 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     if by_flight is not None and alignment is not None and alignment.decisive is not None:
         by_flight = _with_missed_call(by_flight, alignment.decisive, views)
     told_apart = alignment is not None and alignment.tells_apart
+    seen = {view.rank for view in views if view.has_stack}
+    if by_flight is not None and by_flight.kind is Kind.UNDUMPABLE and _ranks(by_flight) <= seen:
+        by_flight = None  # a recorder that does not answer says nothing of a rank whose stack was read
     by_logs = log_verdict(logs) if logs else None
     verdict = _weigh(by_stack, by_flight, by_logs, views, dumps, logs, told_apart=told_apart, over=last.over)
     verdict = with_machines(verdict, last)
@@ -123,6 +126,10 @@ def _weigh(
             chosen, culprits=tuple(_with_exception(culprit, logs) for culprit in chosen.culprits)
         )
     return chosen
+
+
+def _ranks(verdict: Verdict) -> set[int]:
+    return {culprit.rank for culprit in verdict.culprits}
 
 
 def _with_missed_call(verdict: Verdict, fault: GroupFault, views: Sequence[View]) -> Verdict:
