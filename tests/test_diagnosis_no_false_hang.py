@@ -13,8 +13,10 @@ import pytest
 
 from ftdash.monitor.diagnosis import diagnose, live
 from ftdash.monitor.diagnosis.kinds import Kind
+from ftdash.monitor.diagnosis.model import Frame, ProcState, Sample
 from ftdash.monitor.diagnosis.processes import find_trainers
 from tests.support import zoo
+from tests.support.stacks import stack_of
 
 CALM = {Kind.SLOW, Kind.HEALTHY}
 JOBS = (
@@ -52,6 +54,49 @@ def watch(folder: Path, case: str, seed: int) -> list[tuple[str, str]]:
             said.append((case, f"{verdict.kind} {verdict.confidence}: {verdict.reason}" if wrong else ""))
             before = now
     return said
+
+
+def looks(stacks: dict[int, list[Frame]], counters: Callable[[int, float], ProcState]) -> list[Sample]:
+    """Two looks at ranks that stand still, 5 s apart; `counters` tells what /proc said of a rank then."""
+    samples = []
+    for t in (1000.0, 1005.0):
+        ranks = [stack_of(rank, frames) for rank, frames in stacks.items()]
+        for one in ranks:
+            assert one.process is not None
+            one.t, one.process.proc = t, counters(one.rank, t)
+        samples.append(Sample(t=t, ranks=tuple(ranks), expected=frozenset(stacks), world_size=len(stacks)))
+    return samples
+
+
+SITE = "/opt/env/site-packages"
+MINE = Frame("tokenise_in_turn", "/home/me/prepare.py", 20)
+IN_BARRIER = [Frame("barrier", f"{SITE}/torch/distributed/distributed_c10d.py", 5356), MINE]
+TOKENISES = [Frame("TokenizersBackend._encode_plus", f"{SITE}/transformers/tokenization_utils.py", 9), MINE]
+AT_FILE_LOCK = [
+    Frame("LockAcquisition._poll_until_acquired", f"{SITE}/filelock/_core/_acquire.py", 177),
+    Frame("BaseFileLock.__enter__", f"{SITE}/filelock/_api.py", 60),
+    MINE,
+]
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_a_rank_at_a_file_lock_waits_for_the_one_that_works(works: bool) -> None:
+    def counters(rank: int, t: float) -> ProcState:
+        busy_s = t if rank == 1 and works else 1.0
+        return ProcState(state="S", threads=1, cpu_s=busy_s, main_wanted_s=busy_s)
+
+    verdict = diagnose(looks({0: IN_BARRIER, 1: TOKENISES, 2: AT_FILE_LOCK}, counters)).verdict
+    assert (verdict.kind is Kind.SLOW) == works
+    assert bool(verdict.culprits) == (not works)
+    assert ("rank 1 is" in verdict.reason) == works
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.9, Kind.HEALTHY), (0.1, Kind.NETWORK)])
+def test_a_collective_whose_transport_works_is_not_stuck(share: float, kind: Kind) -> None:
+    def counters(rank: int, t: float) -> ProcState:
+        return ProcState(state="S", threads=3, cpu_s=1.0, transport_wanted_s=share * t)
+
+    assert diagnose(looks({0: IN_BARRIER, 1: IN_BARRIER}, counters)).verdict.kind is kind
 
 
 @pytest.mark.slow

@@ -58,6 +58,7 @@ class ProcState(msgspec.Struct, omit_defaults=True):
     sleeps: int = 0  # the same, of all threads
     cpu_s: float = 0.0
     main_wanted_s: float = 0.0  # main thread: time on a core and in the queue for one
+    transport_wanted_s: float = 0.0  # the same, of the threads that move gloo's bytes
     rss: int = 0
     read_chars: int = 0  # all reads and writes, page cache included
     write_chars: int = 0

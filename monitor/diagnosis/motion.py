@@ -13,6 +13,7 @@ from ftdash.monitor.diagnosis.model import DumpFailure, ProcessEvidence, RankEvi
 
 _BUSY = 0.3  # of one core
 _CHILD_BUSY = 0.03
+_TRANSPORTS = 0.4  # of one core: gloo's idle loop wakes up every 10 ms, 0.14 at a load of 24 on two cores
 _SLEEPS = 3
 _CHUNK_BYTES = 64 << 10
 _GROWTH_BYTES = 32 << 20
@@ -32,6 +33,7 @@ class Motion:
     line_changed: bool = False
     cpu: float = 0.0
     wanted: float = 0.0  # share of the interval in which the main thread ran or was ready to
+    transport: float = 0.0  # the same, of the threads that move a collective's bytes
     sleeps: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
@@ -47,8 +49,9 @@ class Motion:
         """For a rank inside a collective: whether it left it, or woke up, in between."""
         if not self.known:
             return False
-        spinning = max(self.cpu, self.wanted) > 0.8 and not self.stack_changed
-        return self.stack_changed or self.beat_changed or (self.sleeps >= _SLEEPS and not spinning)
+        if self.stack_changed or self.beat_changed or self.transport > _TRANSPORTS:
+            return True
+        return self.sleeps >= _SLEEPS and max(self.cpu, self.wanted) <= 0.8  # not one that spins
 
     @property
     def busy(self) -> bool:
@@ -71,6 +74,8 @@ class Motion:
             said.append(f"it read {_amount(self.read_bytes)}")
         if self.busy:
             said.append(f"it used {self.cpu:.0%} of a core")
+        if self.transport > _TRANSPORTS:
+            said.append("its collective moves bytes")
         if self.children_move:
             said.append("its worker processes move")
         return ", ".join(said)
@@ -194,6 +199,7 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         line_changed=line_changed,
         cpu=(new.cpu_s - old.cpu_s) / interval_s,
         wanted=(new.main_wanted_s - old.main_wanted_s) / interval_s,
+        transport=(new.transport_wanted_s - old.transport_wanted_s) / interval_s,
         sleeps=new.main_sleeps - old.main_sleeps,
         read_bytes=max(0, new.read_chars - old.read_chars, new.read_bytes - old.read_bytes),
         written_bytes=max(0, new.write_chars - old.write_chars, new.write_bytes - old.write_bytes),

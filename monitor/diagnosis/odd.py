@@ -24,7 +24,7 @@ from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
 
 _OF_A_STEP = frozenset({Phase.FORWARD, Phase.BACKWARD})
-_SURE_AFTER_S = 2.0  # a backward without a visible collective is only odd when it was seen for so long
+_SURE_AFTER_S = 2.0  # what a healthy step shows as well is only odd when it was seen for so long
 
 
 def key_not_set(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Verdict | None:
@@ -116,14 +116,18 @@ def all_waiting(views: Sequence[View], absent: frozenset[int], two: bool) -> Ver
     evidence = [f"all {len(views)} ranks: {describe(views[0])}"]
     if any(view.motion.counted and view.motion.cpu > 0.8 for view in views):
         evidence.append("all spin in their wait")
+    sure, against = confidence(0.75, views, two=two), _power_against(views)
+    if two and all(view.motion.counted and view.motion.interval_s < _SURE_AFTER_S for view in views):
+        sure = min(sure, 0.4)
+        against = ("a large transfer of a healthy step looks the same for so short: look again", *against)
     return Verdict(
         Kind.NETWORK,
         (),
-        confidence(0.75, views, two=two),
+        sure,
         "nobody differs: every rank is in the same call at the same place. Suspect the network or the "
         "hardware, or ask the flight recorder for a difference in size or sequence",
         tuple(evidence),
-        _power_against(views),
+        against,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ftdash.monitor.diagnosis.model import ProcState
@@ -11,6 +12,7 @@ from ftdash.monitor.diagnosis.model import ProcState
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SIGUSR2_BIT = 1 << (12 - 1)
+_TRANSPORT = "gloo_tcp_loop"  # thread of gloo/transport/tcp/loop.cc
 
 
 def text(path: str) -> str:
@@ -63,6 +65,11 @@ def _wanted_s(task: str) -> float:
     return (int(fields[0]) + int(fields[1])) / 1e9 if len(fields) == 3 else 0.0
 
 
+def _transport_wanted_s(pid: int, threads: Sequence[str]) -> float:
+    tasks = [f"/proc/{pid}/task/{tid}" for tid in threads]
+    return sum(_wanted_s(task) for task in tasks if text(f"{task}/comm").strip() == _TRANSPORT)
+
+
 def proc_state(pid: int) -> ProcState:
     """State and counters of a process; all empty when it is gone."""
     fields = _stat_fields(pid)
@@ -84,6 +91,7 @@ def proc_state(pid: int) -> ProcState:
         sleeps=sum(_sleeps(_status(f"/proc/{pid}/task/{tid}/status")) for tid in threads),
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         main_wanted_s=_wanted_s(f"/proc/{pid}"),
+        transport_wanted_s=_transport_wanted_s(pid, threads),
         rss=int(fields[21]) * _PAGE_BYTES,
         read_chars=io.get("rchar", 0),
         write_chars=io.get("wchar", 0),

@@ -264,6 +264,9 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
             return slow(candidates, waiting, guess=True)
     if verdict := key_not_set(waiting, stuck, two):
         return verdict
+    working = [view for view in candidates if view not in stuck]
+    if working and all(view.at_a_file_lock for view in stuck):
+        return slow(working, [*waiting, *stuck])  # one of them holds it
     special = [view for view in stuck if view.wait is not Wait.LIBRARY or view.reading.own is not None]
     stuck = special or stuck
     kinds = Counter(outside_kind(view) for view in stuck)

@@ -93,6 +93,11 @@ class View:
         return self.wait in frames.IN_COLLECTIVE
 
     @property
+    def at_a_file_lock(self) -> bool:
+        """It waits for a lock that another process holds, which may be another rank."""
+        return self.wait is Wait.LOCK or self.evidence.proc.syscall == _FLOCK
+
+    @property
     def leaves(self) -> bool:
         """On its way out: in a library's teardown, or in a cleanup of the user's after all loops."""
         if self.wait is Wait.TEARDOWN:
