@@ -30,6 +30,7 @@ After the fact, from logs:
   host-out-of-memory     killed by the kernel for host memory
   crash                  a rank raised or died; the first one, not the cascade
   address-in-use         a port was taken (reported as such when nothing else failed before)
+  stopped-from-outside   a signal, a person or the scheduler ended the job; no rank failed before
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class Kind(StrEnum):
     HOST_OUT_OF_MEMORY = "host-out-of-memory"
     CRASH = "crash"
     ADDRESS_IN_USE = "address-in-use"
+    FROM_OUTSIDE = "stopped-from-outside"
 
 
 # Kinds that name nobody.
-NO_CULPRIT = frozenset({Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.NO_EVIDENCE})
+NO_CULPRIT = frozenset({Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.NO_EVIDENCE, Kind.FROM_OUTSIDE})

@@ -1,97 +1,57 @@
-"""How to read the logs a run left: whose line it is, exceptions, watchdogs, out-of-memory, launchers' words.
+"""How to read the logs a run left: exceptions, watchdogs, lack of memory, launchers' words, and of whom.
 
-Logs come one file a rank, or all ranks in one stream with prefixes of many kinds, also glued together
-without a line break. Lines are split at carriage returns too, and long ones are cut.
+Logs come one file a rank, or all ranks in one stream.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ftdash.monitor.diagnosis import names
-from ftdash.monitor.diagnosis.errorlines import known_error
+from ftdash.monitor.diagnosis import endings, loglines, names
+from ftdash.monitor.diagnosis.endings import Ending
+from ftdash.monitor.diagnosis.loglines import Line, kind_of, time_of, wanted_bytes
 from ftdash.monitor.diagnosis.model import Frame, LogEvidence, LogFinding, LogKind
 
-MAX_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 16 << 20
+MAX_ALL_BYTES = 128 << 20
 MAX_FILES = 5000
-MAX_LINE = 4000
 MAX_FINDINGS = 5000
 
-_PREFIXES = (
-    re.compile(r"^\[(?:rank|default|Rank )\s?(?P<rank>\d+)\]:? ?"),
-    re.compile(r"^\((?:\w+ )?(?:rank=(?P<rank>\d+),? ?)?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.\-]+))?\)\s?"),
-    re.compile(r"^\[(?P<pid>\d{2,7})\] (?=\[)"),
-    re.compile(r"^(?P<host>\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}): ?"),
-    re.compile(r"^(?P<host>[A-Za-z][\w\-]*\d[\w.\-]*): (?=\S)"),
-    re.compile(r"^(?P<rank>\d{1,5}): (?=\S| )"),
-    re.compile(r"^Rank (?P<rank>\d+): "),
-)
-_GLUED = re.compile(r"(?<=[^\s\[(])(?=\[rank\d+\]:)")
 _RANK_INSIDE = re.compile(r"\[(?:PG[^\]]*? )?Rank (\d+)\]|\brank[ :=]+(\d+)\b", re.I)
-_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
-_GLOG_TIME = re.compile(r"\[[EWIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\)")
-_FILE_LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)')
+_TRACEBACK = re.compile(r"(?P<worker>Original )?Traceback \(most recent call last\)")
+_FILE_LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure)?)(?::\s?(?P<text>.*))?$"
 )
 _TAIL = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<text>.*))?$")
-
-_OOM = re.compile(
-    r"CUDA out of memory|HIP out of memory|OutOfMemoryError|XPU out of memory|CUDA error: out of memory", re.I
+_FATAL = re.compile(r"^Fatal Python error: .+")
+_FATAL_THREAD = re.compile(r"(?P<current>Current )?thread 0x\w+ .*\(most recent call first\)", re.I)
+_NATIVE = re.compile(r"^\s*what\(\):\s+(?P<text>\S.*)")
+_SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:")
+_NETWORK_WORDS = re.compile(
+    r"nccl|gloo|c10d|processgroup|torch\.distributed|signal|interrupt|tearDown|Process\w+Exception", re.I
 )
-_WANTED = re.compile(r"Tried to allocate ([\d.]+) ?([KMGT]i?B)", re.I)
-_HOST_OOM = re.compile(
-    r"oom[-_ ]kill|Out of memory: Killed process|Memory cgroup out of memory"
-    r"|DefaultCPUAllocator: can't allocate|DefaultCPUAllocator: not enough memory|oom_kill event",
-    re.I,
+_LAUNCHER_FILE = re.compile(
+    r"torch/(?:distributed|multiprocessing/spawn|autograd)|deepspeed/(?:comm|launcher)|accelerate/commands"
 )
-_WATCHDOG = re.compile(
-    r"Watchdog caught collective operation timeout: Work\w+\(SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)"
-    r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, Timeout\(ms\)=(?P<timeout>\d+))?"
-)
-_PG_STATUS = re.compile(r"last enqueued work: (-?\d+), last completed work: (-?\d+)")
-_ADDRESS = re.compile(r"Address already in use|EADDRINUSE|errno: 98\b|\[Errno 98\]", re.I)
-_STORE_WAIT = re.compile(
-    r"store[- ]based barrier.*?rank:? (?P<rank>\d+).*?world_size=(?P<world>\d+), worker_count=(?P<count>\d+)",
-    re.I,
-)
-_RENDEZVOUS = re.compile(
-    r"Rendezvous(?:Timeout|Closed|Connection|State)?Error|RendezvousClosed|rendezvous.*timed? ?out", re.I
-)
-_CASCADE = re.compile(
-    r"Connection closed by (?:remote )?peer|Connection reset by peer|socket has? (?:been )?closed|Broken pipe"
-    r"|communicator was aborted|NCCL communicator encountered error|recvValue failed|DistNetworkError"
-    r"|DistBackendError|DistStoreError|remote process exited|Software caused connection abort|ncclRemoteError"
-    r"|Timed out waiting|wait timeout after|ChildFailedError|SignalException|Application timeout caused"
-    r"|To avoid data inconsistency|Socket Timeout|KeyboardInterrupt|TearDown"
-    r"|process group watchdog thread terminated"
-    r"|Received Signals\.SIGTERM|DataLoader worker .* killed by signal: Terminated",
-    re.I,
-)
-_EXIT = re.compile(
-    r"failed \(exitcode: (?P<code>-?\d+)\)(?: local_rank: (?P<local>\d+))?(?: \(pid: (?P<pid>\d+)\))?"
-)
-_SIGNAL = re.compile(
-    r"Signal (?P<number>\d+) \((?P<name>SIG\w+)\) received by PID (?P<pid>\d+)|(?P<killed>^|\s)Killed\s*$"
-    r"|(?P<shell>: line \d+: +\d+ Killed\b)"
-)
-_ROOT_CAUSE = re.compile(r"Root Cause \(first observed failure\)")
-_ROOT_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
+_BLOCK = re.compile(r"^\s*(?P<first>Root Cause \(first observed failure\)|Failures):\s*$|Root Cause \(first")
+_BLOCK_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
+_BLOCK_ITEM = re.compile(r"^\s*\[\d+\]:")
+_BLOCK_INDENT = "  "
 _WORLD = re.compile(r"world[_ ]size\W{1,3}(\d+)", re.I)
 _VOCAB = re.compile(r"vocab_size\W{1,4}(\d{4,7})")
 _SEQ = re.compile(
     r"(?:max_length|max_seq_len(?:gth)?|seq_len(?:gth)?|cutoff_len|model_max_length|max_model_len)\W{1,4}(\d{2,8})"
 )
-_LOADING = re.compile(r"loading checkpoint shards|loading weights", re.I)
-_TRAINS = re.compile(r"['\"]loss['\"]\s*:|\bstep[ :=]+\d+.*\bloss\b|\biteration +\d+/", re.I)
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+# In lines in lower case.
+_LOADING = re.compile(r"loading checkpoint shards|loading weights")
+_TRAINS = re.compile(r"['\"]loss['\"]\s*:|\bstep[ :=]+\d+.*\bloss\b|\biteration +\d+/")
+_RUN_ID = re.compile(r"^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.I)  # torchrun's log folder, no host
 
 
 @dataclass(slots=True)
@@ -100,99 +60,24 @@ class _Traceback:
     line: int = 0
     order: int = 0
     t: float = 0.0
+    of_worker: bool = False  # what a data loader's worker raised, told below the exception of its rank
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What is open in the lines of one source: a traceback, or a root-cause block."""
+    """What is open in the lines of one source: a traceback, a dump of a fatal error, a launcher's block."""
 
     traceback: _Traceback | None = None
-    root: LogFinding | None = None
+    ended: LogFinding | None = None
+    fatal: LogFinding | None = None
+    current: bool = False  # the frames that come are of the thread that met the fatal error
+    raised: LogFinding | None = None  # the last exception
+    spawned: int | None = None  # rank whose traceback mp.spawn prints
+    indent: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    text: str
-    rank: int | None
-    host: str
-    pid: str
-    number: int
-
-
-def _strip(text: str) -> tuple[str, int | None, str, str]:
-    """The line without its prefixes, and the rank, host and pid they told."""
-    rank: int | None = None
-    host = pid = ""
-    for _ in range(4):
-        for prefix in _PREFIXES:
-            match = prefix.match(text)
-            if match is None:
-                continue
-            said = match.groupdict()
-            if said.get("rank") is not None:
-                rank = int(said["rank"])
-            host = said.get("host") or host
-            pid = said.get("pid") or pid
-            text = text[match.end() :]
-            break
-        else:
-            return text, rank, host, pid
-    return text, rank, host, pid
-
-
-def _lines(data: bytes) -> Iterator[_Line]:
-    for number, raw in enumerate(re.split(r"\r\n|\n|\r", data.decode("utf-8", "replace")), 1):
-        for part in _GLUED.split(raw[:MAX_LINE]) if "[rank" in raw else (raw[:MAX_LINE],):
-            text, rank, host, pid = _strip(part)
-            yield _Line(text, rank, host, pid, number)
-
-
-def _time_of(text: str) -> float:
-    if match := _TIME.search(text):
-        year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
-        try:
-            when = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
-        except ValueError:
-            return 0.0
-        return when.timestamp() + float(f"0.{match[7] or 0}")
-    if match := _GLOG_TIME.search(text):
-        month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
-        try:
-            year = datetime.datetime.now(datetime.UTC).year
-            when = datetime.datetime(year, month, day, hour, minute, second, tzinfo=datetime.UTC)
-        except ValueError:
-            return 0.0
-        return when.timestamp() + float(f"0.{match[6]}")
-    return 0.0
-
-
-def wanted_bytes(text: str) -> int | None:
-    """The failed allocation of an out-of-memory line ("Tried to allocate 49.02 GiB"), in bytes."""
-    match = _WANTED.search(text)
-    if match is None:
-        return None
-    return int(float(match[1]) * _UNITS[match[2][0].lower()])
-
-
-def kind_of(text: str) -> LogKind | None:
-    """What a line says, None when it is nothing notable."""
-    if _HOST_OOM.search(text):
-        return LogKind.HOST_OOM
-    if _OOM.search(text):
-        return LogKind.OOM
-    if _WATCHDOG.search(text):
-        return LogKind.WATCHDOG
-    if _ADDRESS.search(text):
-        return LogKind.ADDRESS_IN_USE
-    if _STORE_WAIT.search(text):
-        return LogKind.STORE
-    if _RENDEZVOUS.search(text):
-        return LogKind.RENDEZVOUS
-    if known_error(text) is not None:
-        return LogKind.EXCEPTION
-    if _CASCADE.search(text):
-        return LogKind.PEER_CLOSED
-    return None
+    @property
+    def open(self) -> bool:
+        return bool(self.traceback or self.ended or self.fatal or self.indent)
 
 
 class LogReader:
@@ -203,51 +88,71 @@ class LogReader:
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._order = 0
         self._last_time: dict[str, float] = {}
+        self._last_plain: dict[str, str] = {}  # by file, the last line that told nothing but perhaps the time
 
     def _add(self, finding: LogFinding) -> None:
+        finding.trained = self.evidence.trained.get(finding.path, 0)
         if len(self.evidence.findings) < MAX_FINDINGS:
             self.evidence.findings.append(finding)
 
     def read(self, data: bytes, path: str = "", rank: int | None = None, host: str = "") -> None:
         """Read one file; `rank` and `host` are what its name says."""
-        for line in _lines(data):
+        for line in loglines.split(data):
             self._order += 1
             said = line.rank if line.rank is not None else rank
             self._line(line, path, said, line.host or host)
 
-    def _line(self, line: _Line, path: str, rank: int | None, host: str) -> None:
+    def _line(self, line: Line, path: str, rank: int | None, host: str) -> None:
         text = line.text
-        key = (path, f"{rank}" if rank is not None else f"{line.host}{line.pid}")
-        stream = self._streams.setdefault(key, _Stream())
-        if found := _time_of(text):
-            self._last_time[path] = found
         if rank is not None and text.strip():
             self.evidence.last_lines[rank] = text.strip()[:400]
             if host:
                 self.evidence.hosts.setdefault(rank, host)
-        self._facts(text)
-        if self._root_cause(stream, text, path, line.number):
+        self._facts(text, path)
+        key = (path, f"{rank}" if rank is not None else f"{line.host}{line.pid}")
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = self._streams[key] = _Stream()
+        if not (line.telling or stream.open):
+            self._last_plain[path] = text
             return
-        if _TRACEBACK.search(text):
+        if found := time_of(text) or time_of(self._last_plain.pop(path, "")):
+            self._last_time[path] = found
+        if self._block(stream, text, path, line.number):
+            return
+        if stream.indent:
+            text = text.removeprefix(stream.indent)
+        if match := _SPAWNED.match(text):
+            stream.spawned = int(match["rank"])
+            return
+        if match := _TRACEBACK.search(text):
             stream.traceback = _Traceback(
-                line=line.number, order=self._order, t=self._last_time.get(path, 0.0)
+                line=line.number,
+                order=self._order,
+                t=self._last_time.get(path, 0.0),
+                of_worker=match["worker"] is not None,
             )
             return
         if stream.traceback is not None and self._in_traceback(stream, text, path, rank, host):
             return
+        if self._in_fatal(stream, text, path, rank, host, line.number):
+            return
         self._notable(text, path, rank, host, line.number)
 
-    def _facts(self, text: str) -> None:
+    def _facts(self, text: str, path: str) -> None:
         evidence = self.evidence
-        if evidence.world_size is None and (match := _WORLD.search(text)):
-            evidence.world_size = int(match[1])
-        if evidence.vocab_size is None and (match := _VOCAB.search(text)):
-            evidence.vocab_size = int(match[1])
-        if _LOADING.search(text):
+        lowered = text.lower()
+        if "loss" in lowered or "iteration" in lowered:
+            if _TRAINS.search(lowered):
+                evidence.loading = False
+                evidence.trained[path] = evidence.trained.get(path, 0) + 1
+        elif "loading" in lowered and _LOADING.search(lowered):
             evidence.loading = True
-        elif evidence.loading and _TRAINS.search(text):
-            evidence.loading = False
-        if evidence.seq_len is None and (match := _SEQ.search(text)):
+        if evidence.world_size is None and "world" in lowered and (match := _WORLD.search(text)):
+            evidence.world_size = int(match[1])
+        if evidence.vocab_size is None and "vocab" in lowered and (match := _VOCAB.search(text)):
+            evidence.vocab_size = int(match[1])
+        if evidence.seq_len is None and "len" in lowered and (match := _SEQ.search(text)):
             evidence.seq_len = int(match[1])
 
     def _in_traceback(self, stream: _Stream, text: str, path: str, rank: int | None, host: str) -> bool:
@@ -261,95 +166,167 @@ class LogReader:
         match = _EXCEPTION.match(text) or (_TAIL.search(text) if trace.frames else None)
         if match is None:
             return False
-        stream.traceback = None
+        stream.traceback, stream.indent = None, ""
+        if trace.of_worker and stream.raised is not None:
+            _raised_by_worker(stream.raised, text, trace)
+            return True
+        if stream.spawned is not None:
+            rank, stream.spawned = stream.spawned, None
         kind = kind_of(text) or LogKind.EXCEPTION
-        if kind is LogKind.WATCHDOG:
+        if kind is LogKind.WATCHDOG or any(endings.endings(text)):
             self._notable(text, path, rank, host, trace.line)
             return True
-        self._add(
-            LogFinding(
-                kind=kind,
-                text=text.strip()[:600],
-                rank=rank,
-                host=host,
-                t=trace.t or _time_of(text),
-                order=trace.order,
-                path=path,
-                line=trace.line,
-                frames=trace.frames[::-1],
-                wanted_bytes=wanted_bytes(text),
-            )
-        )
-        return True
-
-    def _root_cause(self, stream: _Stream, text: str, path: str, number: int) -> bool:
-        """The block that torch's elastic agent prints about the first failure it saw."""
-        if _ROOT_CAUSE.search(text):
-            stream.root = LogFinding(
-                kind=LogKind.ELASTIC, text="root cause", order=self._order, path=path, line=number
-            )
-            return True
-        root = stream.root
-        if root is None:
-            return False
-        match = _ROOT_FIELD.match(text)
-        if match is None:
-            if text.startswith("=====") or (text.strip() and not re.match(r"^\s*\[\d+\]:", text)):
-                stream.root = None
-            return bool(text.strip())
-        name, value = match.groups()
-        if name == "time":
-            root.t = _time_of(value)
-        elif name == "host":
-            root.host = value.strip()
-        elif name == "rank" and (digits := re.match(r"\d+", value)):
-            root.rank = int(digits[0])
-        elif name == "exitcode" and (digits := re.match(r"-?\d+", value)):
-            root.exit_code = int(digits[0])
-            self._add(root)
-        elif name == "traceback":
-            root.text = value.strip()[:600]
-        return True
-
-    def _notable(self, text: str, path: str, rank: int | None, host: str, number: int) -> None:
-        kind = kind_of(text)
-        status = _PG_STATUS.search(text)
-        ended = _EXIT.search(text)
-        signal = _SIGNAL.search(text)
-        if kind is None and not (status or ended or signal):
-            return
-        inside = _RANK_INSIDE.search(text)
-        if rank is None and inside:
-            rank = int(inside[1] or inside[2])
-        finding = LogFinding(
-            kind=kind or LogKind.SIGNAL,
+        if kind is LogKind.PEER_CLOSED and _of_its_own(text, trace.frames):
+            kind = LogKind.EXCEPTION
+        stream.raised = LogFinding(
+            kind=kind,
             text=text.strip()[:600],
             rank=rank,
             host=host,
-            t=_time_of(text) or self._last_time.get(path, 0.0),
+            t=trace.t or time_of(text),
+            order=trace.order,
+            path=path,
+            line=trace.line,
+            frames=trace.frames[::-1],
+            wanted_bytes=wanted_bytes(text),
+        )
+        self._add(stream.raised)
+        return True
+
+    def _in_fatal(
+        self, stream: _Stream, text: str, path: str, rank: int | None, host: str, number: int
+    ) -> bool:
+        """A fatal error of the interpreter, and the stack of the thread that met it."""
+        if _FATAL.match(text):
+            stream.fatal = LogFinding(
+                kind=LogKind.EXCEPTION,
+                text=text.strip()[:600],
+                rank=rank,
+                host=host,
+                t=self._last_time.get(path, 0.0),
+                order=self._order,
+                path=path,
+                line=number,
+            )
+            self._add(stream.fatal)
+            return True
+        if stream.fatal is None:
+            return False
+        if head := _FATAL_THREAD.search(text):
+            stream.current = head["current"] is not None
+            if stream.fatal.frames:
+                stream.fatal = None  # it is told in full: another thread begins
+            return True
+        if match := _FILE_LINE.match(text):
+            if stream.current:
+                stream.fatal.frames.append(Frame(match["name"], match["file"], int(match["line"])))
+            return True
+        if text.strip():
+            stream.fatal = None
+        return not text.strip()
+
+    def _block(self, stream: _Stream, text: str, path: str, number: int) -> bool:
+        """The blocks that torch's elastic agent prints about the failures it saw."""
+        if match := _BLOCK.search(text):
+            kind = LogKind.EXITED if match["first"] == "Failures" else LogKind.ELASTIC
+            stream.ended = self._ended(kind, path, number)
+            stream.traceback = None
+            return True
+        ended = stream.ended
+        if ended is None:
+            return False
+        if _BLOCK_ITEM.match(text):
+            stream.ended = self._ended(ended.kind, path, number)
+            return True
+        match = _BLOCK_FIELD.match(text)
+        if match is None:
+            if text.startswith("=====") or text.strip():
+                stream.ended = None
+            return bool(text.strip())
+        name, value = match.groups()
+        if name == "time":
+            ended.t = time_of(value)
+        elif name == "host":
+            ended.host = value.strip()
+        elif name == "rank" and (digits := re.match(r"\d+", value)):
+            ended.rank = int(digits[0])
+            if ended.host:
+                self.evidence.hosts[ended.rank] = ended.host
+        elif name == "exitcode" and (digits := re.match(r"-?\d+", value)):
+            ended.exit_code = int(digits[0])
+            self._add(ended)
+        elif name == "traceback":
+            ended.text = value.strip()[:600]
+            if _TRACEBACK.search(value):
+                stream.ended, stream.spawned, stream.indent = None, ended.rank, _BLOCK_INDENT
+                stream.traceback = _Traceback(line=number, order=self._order, t=ended.t)
+        return True
+
+    def _ended(self, kind: LogKind, path: str, number: int) -> LogFinding:
+        return LogFinding(kind=kind, text="", order=self._order, path=path, line=number)
+
+    def _notable(self, text: str, path: str, rank: int | None, host: str, number: int) -> None:
+        if match := _NATIVE.match(text):
+            text = match["text"]
+            kind = kind_of(text) or LogKind.EXCEPTION
+        else:
+            kind = kind_of(text) or LogKind.SIGNAL
+        finding = LogFinding(
+            kind=kind,
+            text=text.strip()[:600],
+            rank=rank,
+            host=host,
+            t=time_of(text) or self._last_time.get(path, 0.0),
             order=self._order,
             path=path,
             line=number,
             wanted_bytes=wanted_bytes(text),
         )
-        if match := _WATCHDOG.search(text):
-            finding.seq, finding.op = int(match["seq"]), match["op"].lower()
-            finding.numel = int(match["numel"]) if match["numel"] else None
-            finding.timeout_ms = int(match["timeout"]) if match["timeout"] else None
+        ended = list(endings.endings(text))
+        status = loglines.LAST_ENQUEUED.search(text)
+        signal = endings.signalled(text)
+        if kind is LogKind.SIGNAL and not (ended or status) and signal is None:
+            return
+        inside = _RANK_INSIDE.search(text)
+        if rank is None and inside:
+            finding.rank = int(inside[1] or inside[2])
+        if group := loglines.PROCESS_GROUP.search(text):
+            finding.group = group["guid"] or group["id"]
+        if match := loglines.WATCHDOG.search(text):
+            _read_watchdog(finding, match)
         elif status:
-            finding.kind, finding.seq = LogKind.WATCHDOG, int(status[1])
-            finding.op = "last enqueued"
+            finding.kind, finding.seq, finding.op = LogKind.WATCHDOG, int(status[1]), "last enqueued"
         elif ended:
-            finding.kind, finding.exit_code = LogKind.ELASTIC, int(ended["code"])
-            if ended["local"] is not None and finding.rank is None:
-                finding.rank = int(ended["local"])
-        elif signal:
-            finding.exit_code = -int(signal["number"] or 9)
-        elif kind is LogKind.STORE and (match := _STORE_WAIT.search(text)):
+            self._add_endings(finding, ended)
+            return
+        elif kind is LogKind.SIGNAL:
+            finding.exit_code = signal
+        elif kind is LogKind.STORE and (match := loglines.STORE_WAIT.search(text)):
             self.evidence.world_size = int(match["world"])
             self.evidence.waiting_for = f"{match['count']} of {match['world']} ranks have joined"
             finding.rank = int(match["rank"])
         self._add(finding)
+
+    def _add_endings(self, finding: LogFinding, ended: list[Ending]) -> None:
+        """A launcher's word on how processes ended: the first one that it tells of ended first."""
+        first = not any(f.kind is LogKind.ELASTIC and f.path == finding.path for f in self.evidence.findings)
+        kind = LogKind.ELASTIC if first and len(ended) == 1 else LogKind.EXITED
+        if finding.kind is LogKind.HOST_OOM:
+            kind = LogKind.HOST_OOM
+        for one in ended:
+            self._add(
+                LogFinding(
+                    kind=kind,
+                    text=finding.text,
+                    rank=one.rank if one.rank is not None else finding.rank,
+                    host=one.host or finding.host,
+                    t=finding.t,
+                    order=finding.order,
+                    path=finding.path,
+                    line=finding.line,
+                    exit_code=one.code,
+                )
+            )
 
     def read_error_file(self, data: bytes, path: str, rank: int | None, host: str) -> bool:
         """torch elastic's error.json; False when it is something else."""
@@ -390,6 +367,32 @@ class LogReader:
         return True
 
 
+def _read_watchdog(finding: LogFinding, match: re.Match[str]) -> None:
+    finding.seq = int(match["seq"]) if match["seq"] else None
+    finding.op = match["op"].lower()
+    finding.numel = int(match["numel"]) if match["numel"] else None
+    if match["shape"]:
+        finding.numel = 1
+        for size in match["shape"].split(","):
+            finding.numel *= int(size) if size.strip() else 1
+    finding.timeout_ms = int(match["timeout"]) if match["timeout"] else None
+
+
+def _raised_by_worker(finding: LogFinding, text: str, trace: _Traceback) -> None:
+    """What the worker raised, and where, replaces the words with which its rank raised it again."""
+    finding.kind = kind_of(text) or LogKind.EXCEPTION
+    finding.text = f"{text.strip()[:560]} (in a worker of its data loader)"
+    finding.wanted_bytes = wanted_bytes(text)
+    finding.frames = trace.frames[::-1]
+
+
+def _of_its_own(text: str, frames: list[Frame]) -> bool:
+    """Whether a lost connection is one of the user's own (a hub, a server), not the process group's."""
+    return bool(
+        frames and not any(_LAUNCHER_FILE.search(f.file) for f in frames) and not _NETWORK_WORDS.search(text)
+    )
+
+
 _LOG_SUFFIXES = {".log", ".txt", ".out", ".err", ".json", ""}
 
 
@@ -409,22 +412,28 @@ def read_logs(root: Path, up_to: Mapping[str, int] | None = None) -> LogEvidence
     ]
     relatives = [path.name if path == root else str(path.relative_to(root)) for path in chosen]
     parsed = [names.read_name(relative) for relative in relatives]
+    if not chosen:
+        reader.evidence.notices.append(
+            f"{root}: no logs in it (names that end in .log, .out, .err, .txt or in nothing; error.json)"
+        )
+    most = max(1 << 20, min(MAX_FILE_BYTES, MAX_ALL_BYTES // max(1, len(chosen))))
     for path, relative, name in list(zip(chosen, relatives, parsed, strict=True))[:MAX_FILES]:
         rank = name.rank if name.rank is not None else name.local_rank
         if len(chosen) == 1:
             rank = name.rank if "rank" in relative.lower() else name.local_rank
+        host = "" if _RUN_ID.match(name.host) else name.host
         try:
             size = path.stat().st_size if up_to is None else up_to.get(relative, 0)
             with path.open("rb") as handle:
-                if size > MAX_FILE_BYTES:
+                if size > most:
                     reader.evidence.notices.append(f"{relative}: {size >> 20} MiB, only its end was read")
-                    handle.seek(size - MAX_FILE_BYTES)
-                data = handle.read(min(size, MAX_FILE_BYTES))
+                    handle.seek(size - most)
+                data = handle.read(min(size, most))
         except OSError as error:
             reader.evidence.notices.append(f"{relative}: cannot be read: {error.strerror}")
             continue
         if path.suffix == ".json":
-            reader.read_error_file(data, relative, rank, name.host)
+            reader.read_error_file(data, relative, rank, host)
             continue
-        reader.read(data, relative, rank, name.host)
+        reader.read(data, relative, rank, host)
     return reader.evidence

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 
-from ftdash.monitor.diagnosis.errorlines import known_error
+from ftdash.monitor.diagnosis import endings
+from ftdash.monitor.diagnosis.cascade import cascade_verdict, where_others_stood, world_of
+from ftdash.monitor.diagnosis.errorlines import KnownError, known_error
 from ftdash.monitor.diagnosis.frames import Origin, origin
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import Culprit, LogEvidence, LogFinding, LogKind, Verdict
-from ftdash.monitor.wording import plural
+from ftdash.monitor.diagnosis.loglines import NO_HOST_MEMORY
+from ftdash.monitor.diagnosis.mismatches import mismatch_verdict
+from ftdash.monitor.diagnosis.model import Culprit, Frame, LogEvidence, LogFinding, LogKind, Verdict
+from ftdash.monitor.diagnosis.oomtext import out_of_memory_fix
+from ftdash.monitor.diagnosis.raised import known_exception
+from ftdash.monitor.diagnosis.watchdogs import watchdog_verdict
+from ftdash.monitor.wording import rank_list
 
-_SIGKILL = -9
 _FIRST_KINDS = frozenset({LogKind.EXCEPTION, LogKind.OOM, LogKind.HOST_OOM})
 _LOGITS_WORDS = ("logits", "cross_entropy", "loss_function", "lm_head", ".float()")
 _FP32_BYTES = 4
+_WENT_ON_LINES = 10  # of progress after an exception: it was caught, and did not end its rank
+_WENT_ON_EACH = 4  # the same, for each rank that may have written them
+_VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
 
 
 def implied_tokens(wanted_bytes: int, vocab_size: int, element_bytes: int = _FP32_BYTES) -> int:
@@ -44,14 +54,22 @@ def _sorted(findings: Sequence[LogFinding]) -> list[LogFinding]:
     return sorted(findings, key=lambda finding: finding.order)
 
 
-def _frame_text(finding: LogFinding) -> str:
-    own = next((frame for frame in finding.frames if origin(frame) is Origin.OWN), None)
-    shown = own or (finding.frames[0] if finding.frames else None)
+def _of_kind(logs: LogEvidence, *kinds: LogKind) -> list[LogFinding]:
+    return _sorted([finding for finding in logs.findings if finding.kind in kinds])
+
+
+def _frame_text(frames: Sequence[Frame]) -> str:
+    own = next((frame for frame in frames if origin(frame) is Origin.OWN), None)
+    shown = own or (frames[0] if frames else None)
     return str(shown) if shown else ""
 
 
-def _culprit(finding: LogFinding, rank: int, why: str) -> Culprit:
-    return Culprit(rank, finding.host, 0, _frame_text(finding), why)
+def _culprit(finding: LogFinding, rank: int, why: str, logs: LogEvidence) -> Culprit:
+    """A rank at its own line: that of its error, else of the traceback that it printed beside it."""
+    frames = finding.frames or next(
+        (other.frames for other in logs.findings if other.rank == rank and other.frames), []
+    )
+    return Culprit(rank, logs.hosts.get(rank, "") or finding.host, 0, _frame_text(frames), why)
 
 
 def _cascade(logs: LogEvidence, first: LogFinding) -> tuple[str, ...]:
@@ -63,93 +81,98 @@ def _cascade(logs: LogEvidence, first: LogFinding) -> tuple[str, ...]:
     return (f"the rest is the cascade: {said}",)
 
 
+def _ended(logs: LogEvidence) -> LogFinding | None:
+    """The process that the launchers saw end first."""
+    ended = [f for f in logs.findings if f.kind is LogKind.ELASTIC and f.rank is not None]
+    placed = [finding for finding in ended if finding.host]
+    return next(iter(_sorted(placed or ended)), None)
+
+
+def _last_failures(logs: LogEvidence, world: int) -> list[LogFinding]:
+    """Errors of the first kinds in their order, without those after which the job trained on."""
+    many = max(_WENT_ON_LINES, _WENT_ON_EACH * world)
+    first = _of_kind(logs, *_FIRST_KINDS)
+    return [finding for finding in first if logs.trained.get(finding.path, 0) - finding.trained < many]
+
+
 def log_verdict(logs: LogEvidence) -> Verdict | None:
     """The verdict of the logs alone; None when nothing notable is in them."""
     if not logs.findings:
         return None
-    ended = [f for f in logs.findings if f.kind is LogKind.ELASTIC and f.rank is not None]
-    root = max(ended, key=lambda finding: bool(finding.host), default=None)
-    first = _sorted([finding for finding in logs.findings if finding.kind in _FIRST_KINDS])
-    if (root is not None and root.exit_code == _SIGKILL) or any(f.kind is LogKind.HOST_OOM for f in first):
-        return _host_oom(logs, first, root)
-    if first:
+    world = world_of(logs)
+    root = _ended(logs)
+    first = _last_failures(logs, world)
+    if verdict := _memory_of_the_host(logs, first, root):
+        return verdict
+    differing = _of_kind(logs, LogKind.MISMATCH, LogKind.MISSED_BARRIER)
+    if first and not (differing and differing[0].order < first[0].order):
         return _first_failure(logs, first, root)
-    addresses = _sorted([finding for finding in logs.findings if finding.kind is LogKind.ADDRESS_IN_USE])
-    if addresses:
+    if addresses := _of_kind(logs, LogKind.ADDRESS_IN_USE):
         lead = addresses[0]
         rank = lead.rank if lead.rank is not None else 0
-        why = "its port is taken: EADDRINUSE"
-        return Verdict(
-            Kind.ADDRESS_IN_USE, (_culprit(lead, rank, why),), 0.9, lead.text, _cascade(logs, lead)
-        )
-    if verdict := _watchdogs(logs):
-        return verdict
-    killed = next((f for f in logs.findings if f.kind is LogKind.SIGNAL and f.exit_code == _SIGKILL), None)
-    if killed is not None and root is None:
-        return _host_oom(logs, [], killed)
-    if root is not None and root.rank is not None:
-        code = f"exit code {root.exit_code}"
-        return Verdict(
-            Kind.CRASH,
-            (_culprit(root, root.rank, f"it ended first, {code}"),),
-            0.7,
-            f"rank {root.rank} ended first ({code}); its own error is not in these logs",
-            _cascade(logs, root),
-        )
-    return _waiting(logs)
+        culprit = _culprit(lead, rank, "its port is taken: EADDRINUSE", logs)
+        return Verdict(Kind.ADDRESS_IN_USE, (culprit,), 0.9, lead.text, _cascade(logs, lead))
+    return (
+        mismatch_verdict(logs)
+        or watchdog_verdict(logs, world)
+        or _start_waits(logs)
+        or _from_outside(logs, root)
+        or cascade_verdict(logs, root)
+        or _transport(logs)
+        or _of_the_launcher(logs, root)
+    )
 
 
-def _waiting(logs: LogEvidence) -> Verdict | None:
-    joined = {finding.rank for finding in logs.findings if finding.kind is LogKind.STORE}
-    if joined and logs.world_size:
-        missing = sorted(set(range(logs.world_size)) - joined)
-        culprits = tuple(Culprit(rank, "", 0, "", "it has not joined") for rank in missing)
-        return Verdict(Kind.RENDEZVOUS, culprits, 0.7, f"the start waits: {logs.waiting_for}")
-    if any(finding.kind is LogKind.RENDEZVOUS for finding in logs.findings):
-        text = next(finding.text for finding in logs.findings if finding.kind is LogKind.RENDEZVOUS)
-        return Verdict(Kind.RENDEZVOUS, (), 0.6, text)
-    peers = [
-        finding
-        for finding in logs.findings
-        if finding.kind is LogKind.PEER_CLOSED and finding.rank is not None
-    ]
-    if peers and logs.world_size:
-        quiet = set(range(logs.world_size)) - {finding.rank for finding in peers}
-        if quiet and len(quiet) <= logs.world_size / 2:
-            culprits = tuple(
-                Culprit(r, "", 0, "", "the others lost it; it says nothing itself") for r in sorted(quiet)
-            )
-            return Verdict(Kind.DEAD_RANK, culprits, 0.6, "the others report a closed connection")
-    return None
-
-
-def _host_oom(logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding | None) -> Verdict:
-    lead = next((finding for finding in first if finding.kind is LogKind.HOST_OOM), None) or root
-    assert lead is not None
-    said = lead.rank if lead.rank is not None else (root.rank if root else None)
-    why = "killed (SIGKILL): the host ran out of memory, not the GPU"
-    culprits = (_culprit(lead, said, why),) if said is not None else ()
-    evidence = [lead.text, *_cascade(logs, lead)]
+def _memory_of_the_host(
+    logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding | None
+) -> Verdict | None:
+    """Somebody was killed, or could not get memory of the host; SIGKILL alone is only a hint."""
+    told = next((finding for finding in first if finding.kind is LogKind.HOST_OOM), None)
+    killed = root if root is not None and root.exit_code == endings.SIGKILL else None
+    if root is None:
+        signals = (f for f in logs.findings if f.kind is LogKind.SIGNAL and f.exit_code == endings.SIGKILL)
+        killed = next(signals, None) if not first else None
+    lead = told or killed
+    if lead is None:
+        return None
+    rank = lead.rank if lead.rank is not None else (root.rank if root else None)
+    if told is not None and NO_HOST_MEMORY.search(told.text):
+        why = "it could not get host memory (RAM); this is not the GPU's"
+    elif told is not None:
+        why = "killed (SIGKILL): the host ran out of memory, not the GPU"
+    else:
+        why = "killed (SIGKILL), most often by the kernel because the host ran out of memory"
+    culprits = (_culprit(lead, rank, why, logs),) if rank is not None else ()
+    evidence = [lead.text or endings.words(lead.exit_code)]
     if logs.loading:
         evidence.append("it was loading the model: every local rank holds a copy in host memory")
-    sure = any(finding.kind is LogKind.HOST_OOM for finding in first)
-    against = () if sure else ("SIGKILL can also come from a person or the scheduler: look into dmesg",)
-    confidence = 0.9 if sure else 0.7 if logs.loading or lead.kind is LogKind.ELASTIC else 0.6
-    return Verdict(Kind.HOST_OUT_OF_MEMORY, culprits, confidence, why, tuple(evidence), against)
+    evidence += [*where_others_stood(logs, {rank} if rank is not None else ()), *_cascade(logs, lead)]
+    against = () if told else ("SIGKILL can also come from a person or the scheduler: look into dmesg",)
+    confidence = 0.9 if told else 0.7 if logs.loading or lead.kind is LogKind.ELASTIC else 0.6
+    look = (
+        ()
+        if told
+        else ("dmesg -T | grep -iE 'oom|killed process'; sacct -j JOB -o State,MaxRSS under Slurm",)
+    )
+    return Verdict(Kind.HOST_OUT_OF_MEMORY, culprits, confidence, why, tuple(evidence), against, look)
 
 
 def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding | None) -> Verdict:
     lead = first[0]
     if root is not None and root.rank is not None and not all(finding.t for finding in first):
         lead = next((finding for finding in first if finding.rank == root.rank), lead)
-    same = [f for f in first if f.text == lead.text and f.rank is not None and f.kind is lead.kind]
+    alike = _VARIES.sub("", lead.text)
+    same = {f.rank for f in first if f.rank is not None and f.kind is lead.kind} & {
+        f.rank for f in first if _VARIES.sub("", f.text) == alike
+    }
     rank = lead.rank
     if rank is None and root is not None:
         rank = root.rank
     evidence = [f"{lead.path}:{lead.line}: {lead.text[:300]}" if lead.path else lead.text[:300]]
-    if len({finding.rank for finding in same}) > 1:
-        ranks = sorted({finding.rank for finding in same if finding.rank is not None})
-        evidence.append(f"the same error on ranks {', '.join(map(str, ranks))}; rank {rank} was first")
+    everybody = len(same) > 1 and len(same) >= world_of(logs)
+    if len(same) > 1:
+        first_was = "" if everybody else f"; rank {rank} was first"
+        evidence.append(f"the same error on {rank_list(same)}{first_was}")
     if lead.kind is LogKind.OOM:
         kind, why = Kind.OUT_OF_MEMORY, "it ran out of GPU memory"
         if line := logits_line(lead, logs.vocab_size, logs.seq_len):
@@ -158,67 +181,100 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
             evidence.append(f"the failed allocation was {lead.wanted_bytes / (1 << 30):.2f} GiB")
     else:
         kind, why = Kind.CRASH, f"it raised first: {lead.text[:160]}"
-    known = known_error(lead.text)
+    known = _known(lead)
     if known is not None:
         evidence.append(f"known: {known.cause} ({known.source})")
-    evidence += _cascade(logs, lead)
-    culprits = (_culprit(lead, rank, why),) if rank is not None else ()
+    evidence += [*where_others_stood(logs, same | {rank or 0}), *_cascade(logs, lead)]
+    named = sorted(same) if everybody else [rank] if rank is not None else []
+    if everybody:
+        why = why.replace("it raised first", "it raised what all ranks did")
+    culprits = tuple(_culprit(lead, one, why, logs) for one in named)
     timed = all(finding.t for finding in first) or root is not None
     reason = f"rank {rank} failed first: {lead.text[:200]}" if rank is not None else lead.text[:200]
-    confidence = 0.9 if timed or len(first) == 1 else 0.75
-    fix = known.fix if known is not None else ""
+    if everybody:
+        reason = f"every rank failed alike: {lead.text[:200]}"
+    confidence = 0.9 if timed or len(first) == 1 or everybody else 0.75
+    fix = known.fix if known else out_of_memory_fix(lead.frames) if lead.kind is LogKind.OOM else ""
     return Verdict(kind, culprits, confidence, reason, tuple(evidence), fix=fix)
 
 
-def _watchdogs(logs: LogEvidence) -> Verdict | None:
-    """Collective timeouts: the rank that is behind, calls something else, or says nothing."""
-    enqueued = {
-        f.rank: f.seq for f in logs.findings if f.op == "last enqueued" and f.rank is not None and f.seq
-    }
-    timeouts = {
-        f.rank: f
-        for f in logs.findings
-        if f.kind is LogKind.WATCHDOG and f.op != "last enqueued" and f.rank is not None
-    }
-    if not timeouts and not enqueued:
+def _known(lead: LogFinding) -> KnownError | None:
+    return known_error(lead.text) or known_exception(lead.text)
+
+
+def _start_waits(logs: LogEvidence) -> Verdict | None:
+    """The job has not begun: somebody has not joined, or the store's address does not answer."""
+    joined = {finding.rank for finding in logs.findings if finding.kind is LogKind.STORE}
+    if joined and logs.world_size:
+        missing = sorted(set(range(logs.world_size)) - joined)
+        culprits = tuple(Culprit(rank, "", 0, "", "it has not joined") for rank in missing)
+        return Verdict(Kind.RENDEZVOUS, culprits, 0.7, f"the start waits: {logs.waiting_for}")
+    met = _of_kind(logs, LogKind.RENDEZVOUS)
+    if not met or logs.trained:
         return None
-    world = logs.world_size or (max([*timeouts, *enqueued]) + 1)
-    reason = "a collective timed out"
-    sample = next(iter(timeouts.values()), None)
-    if sample:
-        reason = (
-            f"{sample.op} at sequence {sample.seq} timed out after {(sample.timeout_ms or 0) / 1000:.0f} s"
-        )
-    culprits: set[int] = set()
-    kind, why = Kind.RANK_MISSING, "it has not made the call that the others wait in"
-    if len(set(enqueued.values())) > 1:
-        top = max(value for value in enqueued.values() if value is not None)
-        culprits = {rank for rank, seq in enqueued.items() if seq is not None and seq < top}
-    if not culprits and timeouts:
-        calls = {rank: (finding.seq, finding.op, finding.numel) for rank, finding in timeouts.items()}
-        usual, count = Counter(calls.values()).most_common(1)[0]
-        odd = {rank for rank, call in calls.items() if call != usual}
-        quiet = set(range(world)) - set(timeouts)
-        if odd and count > len(odd):
-            culprits = odd
-            differing = [calls[rank] for rank in odd]
-            if all(call[0] == usual[0] and call[1] != usual[1] for call in differing):
-                kind, why = Kind.COLLECTIVE_MISMATCH, "it makes another call than the others"
-            elif all(call[:2] == usual[:2] for call in differing):
-                kind, why = Kind.SIZE_MISMATCH, "it makes the call with another size"
-        elif quiet and len(quiet) < len(timeouts):
-            culprits, why = quiet, "the others timed out waiting; it says nothing"
-    if not culprits:
-        kind = Kind.NETWORK
-        reason += ": every rank reports the same call, nobody differs"
-    named = tuple(Culprit(rank, logs.hosts.get(rank, ""), 0, "", why) for rank in sorted(culprits))
-    return Verdict(
-        kind,
-        named,
-        0.7 if culprits else 0.6,
-        reason,
-        (f"the timeout is reported by {plural(len(timeouts), 'rank')}",),
+    lead = met[-1]
+    address = next((m for finding in met if (m := _ADDRESS.search(finding.text))), None)
+    reason = f"no rank started: nobody answers at {address[1]}:{address[2]}" if address else lead.text[:200]
+    fix = (
+        "start the node that hosts the rendezvous (node 0, or MASTER_ADDR) first, and look that name, port "
+        "and firewall let the others reach it; --rdzv-endpoint and --rdzv-id must be alike on all nodes"
     )
+    return Verdict(
+        Kind.RENDEZVOUS, (), 0.8 if address else 0.6, reason, tuple(f.text[:200] for f in met[:2]), fix=fix
+    )
+
+
+_ADDRESS = re.compile(r"connect to (?:any network address of )?\(?\[?([\w.\-:]+?)\]?(?:, |:)(\d+)")
+_SLURM_ENDS = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEUE)", re.I)
+
+
+def _from_outside(logs: LogEvidence, root: LogFinding | None) -> Verdict | None:
+    """A signal to the launcher, or Slurm's end of the job, before which nobody had failed."""
+    ends = _of_kind(logs, LogKind.FROM_OUTSIDE)
+    late = any("imed out" in f.text or "timeout" in f.text for f in _of_kind(logs, LogKind.PEER_CLOSED))
+    by_itself = root is not None and root.exit_code not in (None, 0, endings.SIGTERM, endings.SIGKILL, -2)
+    if not ends or late or by_itself:
+        return None
+    told = next((finding for finding in ends if _SLURM_ENDS.search(finding.text)), ends[0])
+    known = known_error(told.text)
+    evidence = [told.text[:300]]
+    if known is not None:
+        reason = known.cause
+        evidence.append(f"known: {known.cause} ({known.source})")
+    elif "KeyboardInterrupt" in told.text:
+        reason = "the job was interrupted (Ctrl-C, SIGINT); no rank had failed before"
+    else:
+        reason = "the launcher was told to end by a signal from outside; no rank had failed before"
+    fix = (
+        known.fix
+        if known
+        else (
+            "ask who ended it: the scheduler (sacct -j JOB -o State: TIMEOUT, PREEMPTED, CANCELLED), "
+            "a person, or the login session that closed; then resume from the last checkpoint"
+        )
+    )
+    return Verdict(Kind.FROM_OUTSIDE, (), 0.8, reason, tuple(evidence), fix=fix)
+
+
+def _transport(logs: LogEvidence) -> Verdict | None:
+    """NCCL could not reach a peer over the network."""
+    met = _of_kind(logs, LogKind.TRANSPORT)
+    if not met:
+        return None
+    ranks = {finding.rank for finding in met if finding.rank is not None}
+    who = f" by {rank_list(ranks)}" if ranks else ""
+    reason = f"NCCL's network layer failed, reported{who}: {met[0].text[:160]}"
+    return Verdict(Kind.NETWORK, (), 0.7, reason, tuple(finding.text[:200] for finding in met[:3]))
+
+
+def _of_the_launcher(logs: LogEvidence, root: LogFinding | None) -> Verdict | None:
+    if root is None or root.rank is None:
+        return None
+    how = endings.words(root.exit_code)
+    culprit = _culprit(root, root.rank, f"it ended first, {how}", logs)
+    reason = f"rank {root.rank} ended first ({how}); its own error is not in these logs"
+    evidence = (*where_others_stood(logs), *_cascade(logs, root))
+    return Verdict(Kind.CRASH, (culprit,), 0.6, reason, evidence, fix=endings.fix(root.exit_code))
 
 
 def log_evidence_for(logs: LogEvidence, chosen: Verdict) -> tuple[str, ...]:

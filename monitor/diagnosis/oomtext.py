@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from ftdash.monitor.diagnosis.frames import read_frames
+from ftdash.monitor.diagnosis.knowledge import Phase
+from ftdash.monitor.diagnosis.model import Frame
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "GB": 10**9}
 _SIZE = r"([\d.]+) ?(bytes|[KMGT]iB|GB|B)\b"
@@ -58,3 +63,29 @@ def parse(text: str) -> OomText:
         unallocated=unallocated,
         others=sum(others) if others and in_use else None,  # the only one that is told may be this one
     )
+
+
+_PLANNED = "; --plan FILE (the plan as JSON) gives those that fit"
+_LESS_AT_ONCE = (
+    "one of: a smaller micro-batch with more accumulation, shorter sequences, activation checkpointing, a "
+    "fused or chunked loss, more sharding (ZeRO-3, FSDP)"
+)
+_BY_PHASE = {
+    Phase.INIT: "one of: load on the CPU or on the meta device and shard before moving, a smaller dtype or "
+    "quantised weights, more sharding",
+    Phase.OPTIMIZER: "one of: sharded optimizer states (ZeRO, FSDP), an 8-bit optimizer, offload, LoRA "
+    "instead of all weights",
+    Phase.SAVE: "one of: a sharded state dict, gathering to the CPU (offload_to_cpu), saving adapters only",
+    Phase.EVAL: "one of: a smaller evaluation batch, eval_accumulation_steps, keeping no logits "
+    "(preprocess_logits_for_metrics)",
+    Phase.GENERATE: "one of: fewer or shorter completions at once, a smaller share of memory for the "
+    "inference engine (vllm_gpu_memory_utilization)",
+}
+_BY_PHASE[Phase.LOAD] = _BY_PHASE[Phase.INIT]
+
+
+def out_of_memory_fix(frames: Sequence[Frame]) -> str:
+    """What helps where GPU memory ran out, by the phase that the traceback shows; innermost frame first."""
+    reading = read_frames(frames)
+    fix = _BY_PHASE.get(reading.context) or _BY_PHASE.get(reading.step) or _LESS_AT_ONCE
+    return fix + _PLANNED

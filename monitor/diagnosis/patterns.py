@@ -133,6 +133,8 @@ _BY_KIND: dict[Kind, str] = {
     Kind.PHASE_MISMATCH: "equalise the steps per rank (drop_last=True, or the Join context manager)",
     Kind.NETWORK: "run the NCCL tests between the nodes, check links and XID errors, shorten the timeout",
     Kind.ADDRESS_IN_USE: "use --standalone or another --master-port; look for leftovers with `ss -ltnp`",
+    Kind.RANK_MISSING: "see what that rank did instead of the call: its own log; flight recorder dumps "
+    "(TORCH_FR_BUFFER_SIZE=2000) with ftdash diagnose --flight; or ftdash diagnose while it waits",
     Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, low-memory loading, or more host memory per node",
 }
 
@@ -161,6 +163,8 @@ def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
         return (f"read the log of rank {culprit.rank}: the first error, not the last", *verdict.next)
     if pid:
         return (f"{at_host}py-spy dump --native --pid {pid}", *verdict.next)
+    if culprit and not verdict.next:
+        return (f"read the log of rank {culprit.rank}: the first error, not the last",)
     return verdict.next
 
 

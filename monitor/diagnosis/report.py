@@ -19,6 +19,7 @@ def _headline(diagnosis: Diagnosis) -> str:
         Kind.HEALTHY: "healthy: nobody is stuck",
         Kind.NETWORK: "nobody differs: network or hardware",
         Kind.NO_EVIDENCE: "no evidence",
+        Kind.FROM_OUTSIDE: "ended from outside: no rank failed",
     }
     return f"{titles.get(Kind(verdict.kind), verdict.kind)}{sure}"
 
@@ -53,7 +54,12 @@ def as_text(diagnosis: Diagnosis) -> str:
     for group in diagnosis.groups:
         lines += ["", _group_title(group)]
         lines += [f"    {frame}" for frame in group.frames[:_SHOWN_FRAMES]]
-    return "\n".join(line for position, line in enumerate(lines) if line or position > 1) + "\n"
+    return "\n".join(_shown(line) for position, line in enumerate(lines) if line or position > 1) + "\n"
+
+
+def _shown(text: str) -> str:
+    """A line without what a terminal would obey: text of logs may hold escape sequences."""
+    return "".join(sign if sign.isprintable() else "�" for sign in text.expandtabs())
 
 
 def _code(text: str) -> str:
@@ -90,4 +96,4 @@ def as_markdown(diagnosis: Diagnosis) -> str:
             "</details>",
             "",
         ]
-    return "\n".join(lines).rstrip() + "\n"
+    return "\n".join(map(_shown, "\n".join(lines).rstrip().splitlines())) + "\n"

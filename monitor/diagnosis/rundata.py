@@ -274,6 +274,7 @@ def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
 def _logs(run: RunDir, manifest: Manifest, up_to: Mapping[str, int] | None = None) -> LogEvidence:
     logs = read_logs(run.logs, up_to) if run.logs.is_dir() else LogEvidence()
     logs.world_size = logs.world_size or manifest.world_size
+    logs.hosts.update({rank: meta.host for rank, meta in rank_metas(run).items() if meta.host})
     plan = manifest.plan or {}
     seq_len = plan.get("seq_len") if isinstance(plan, dict) else None
     if isinstance(seq_len, int):

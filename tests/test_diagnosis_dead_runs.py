@@ -1,0 +1,404 @@
+"""Runs that died, by what their launchers and process groups leave: who failed, where, and what helps."""
+
+from __future__ import annotations
+
+import pytest
+
+from ftdash.monitor.diagnosis import diagnose
+from ftdash.monitor.diagnosis.logs import LogReader, read_logs
+from ftdash.monitor.diagnosis.model import Sample, Verdict
+from ftdash.monitor.diagnosis.report import as_text
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+LOST = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+    "[127.0.0.1]:62360. This is typically caused by a remote worker crashing."
+)
+LATE = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+    "15000ms for recv operation to complete"
+)
+
+
+def traced(rank: int, error: str, line: int = 40, call: str = "all_reduce", name: str = "step") -> str:
+    """A traceback as torch's excepthook prints it; without a call the user's own line raised."""
+    below = [
+        f'  File "{TORCH}/distributed/c10d_logger.py", line 83, in wrapper',
+        "    return func(*args, **kwargs)",
+        f'  File "{TORCH}/distributed/distributed_c10d.py", line 3252, in {call}',
+        "    work.wait()",
+    ]
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "/home/u/job/train.py", line {line}, in {name}',
+        "    work()",
+        *(below if call else []),
+        error,
+    ]
+    return "".join(f"[rank{rank}]: {text}\n" for text in lines)
+
+
+def torchrun(root: tuple[int, int], *others: tuple[int, int]) -> str:
+    """torchrun's last words on (rank, exit code): the first that it saw fail, and the others."""
+
+    def item(number: int, rank: int, code: int) -> str:
+        return (
+            f"[{number}]:\n  time      : 2026-03-01_12:00:0{number}\n  host      : gpu07\n"
+            f"  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code} (pid: 4{rank})\n"
+            "  error_file: <N/A>\n  traceback : To enable traceback see: https://pytorch.org/docs\n"
+        )
+
+    failures = "".join(item(number, *one) for number, one in enumerate(others, 1))
+    return (
+        f"E0301 12:00:00.433000 11290 torch/distributed/elastic/multiprocessing/api.py:1002] failed "
+        f"(exitcode: {root[1]}) local_rank: {root[0]} (pid: 4{root[0]}) of binary: /usr/bin/python3\n"
+        "Traceback (most recent call last):\n"
+        f'  File "{TORCH}/distributed/launcher/api.py", line 383, in launch_agent\n'
+        "    raise ChildFailedError(\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+        f"{'=' * 60}\ntrain.py FAILED\n{'-' * 60}\nFailures:\n{failures or '  <NO_OTHER_FAILURES>'}\n"
+        f"{'-' * 60}\nRoot Cause (first observed failure):\n{item(0, *root)}{'=' * 60}\n"
+    )
+
+
+def verdict_of(text: str, folder) -> Verdict:
+    (folder / "train.log").write_text(text)
+    return diagnose([Sample(logs=read_logs(folder))]).verdict
+
+
+def ranks_of(verdict: Verdict) -> list[int]:
+    return [culprit.rank for culprit in verdict.culprits]
+
+
+def test_a_rank_that_ended_with_its_own_code_is_first_and_the_others_say_where_they_stood(tmp_path):
+    text = traced(2, LOST) + traced(0, LOST) + torchrun((1, 3), (0, -15), (2, 1))
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict), verdict.culprits[0].host) == ("crash", [1], "gpu07")
+    assert "exit code 3" in verdict.culprits[0].why
+    assert any("ranks 0, 2 stood in all_reduce at step" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "fix"),
+    [(-11, "SIGSEGV", "PYTHONFAULTHANDLER"), (-7, "SIGBUS", "/dev/shm"), (-6, "SIGABRT", "what()")],
+)
+def test_a_signal_is_named_with_what_helps_against_it(code, word, fix, tmp_path):
+    verdict = verdict_of(traced(0, LOST) + torchrun((1, code), (0, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [1])
+    assert word in verdict.reason
+    assert fix in verdict.fix
+
+
+def test_a_rank_that_never_came_is_named_by_those_that_timed_out(tmp_path):
+    text = traced(0, LATE) + traced(2, LATE) + torchrun((0, 1), (1, -15), (2, 1))
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("rank-missing", [1])
+    assert "all_reduce at step (/home/u/job/train.py:40)" in verdict.reason
+
+
+def test_a_rank_that_had_ended_normally_is_named_by_those_that_lost_it(tmp_path):
+    text = traced(0, LOST) + traced(2, LOST) + torchrun((2, 1), (0, -15))
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("dead-rank", [1])
+    assert "decide together" in verdict.fix
+
+
+def test_ranks_that_timed_out_in_different_calls_are_at_odds(tmp_path):
+    text = traced(0, LATE) + traced(1, LATE, 31, "broadcast") + traced(2, LATE)
+    verdict = verdict_of(text + torchrun((0, 1), (1, 1), (2, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("collective-mismatch", [1])
+    assert verdict.culprits[0].frame == "step (/home/u/job/train.py:31)"
+
+
+def test_a_rank_alone_in_its_call_when_all_others_had_ended_is_out_of_step(tmp_path):
+    verdict = verdict_of(traced(1, LOST) + torchrun((1, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("collective-mismatch", [1])
+    assert verdict.culprits[0].frame.endswith("train.py:40)")
+
+
+def test_all_ranks_that_timed_out_in_one_call_blame_the_network(tmp_path):
+    verdict = verdict_of(traced(0, LATE) + traced(1, LATE) + torchrun((0, 1), (1, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("network-or-hardware", [])
+
+
+def test_gloos_size_check_is_a_size_mismatch(tmp_path):
+    text = (
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:454] "
+        "op.preamble.length <= op.nbytes. 8192 vs 4096\n"
+    )
+    verdict = verdict_of(text + traced(0, LOST) + torchrun((1, -6), (0, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("size-mismatch", [1])
+    assert "8192 bytes came where its tensor has 4096" in verdict.reason
+    assert any("rank 0 stood in all_reduce" in line for line in verdict.evidence)
+    assert "pad" in verdict.fix
+
+
+def test_nccls_truncated_message_is_a_size_mismatch(tmp_path):
+    line = "gpu07:212:455 [1] NCCL WARN Message truncated : received 1024 bytes instead of 512\n"
+    assert verdict_of(line + traced(0, LOST), tmp_path).kind == "size-mismatch"
+
+
+def test_fingerprints_name_the_rank_whose_call_differs(tmp_path):
+    def print_of(rank, op, shape):
+        return (
+            f"Rank {rank} is running collective: CollectiveFingerPrint(SequenceNumber=7, OpType={op}, "
+            f"TensorShape=[{shape}], TensorDtypes=Float)"
+        )
+
+    def error(one, other):
+        return f"RuntimeError: Detected mismatch between collectives on ranks. {one}, but {other}."
+
+    sizes = error(print_of(0, "ALLREDUCE", "4"), print_of(2, "ALLREDUCE", "6"))
+    third = error(print_of(1, "ALLREDUCE", "4"), print_of(2, "ALLREDUCE", "6"))
+    verdict = verdict_of(traced(0, sizes) + traced(1, third), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("size-mismatch", [2])
+    other = verdict_of(
+        traced(0, sizes.replace("ALLREDUCE, TensorShape=[6]", "BROADCAST, TensorShape=[4]")), tmp_path
+    )
+    assert (other.kind, ranks_of(other)) == ("collective-mismatch", [0, 2])
+
+
+def test_a_monitored_barrier_names_who_did_not_come(tmp_path):
+    told = "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 4000 ms"
+    other = (
+        "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0. Please check rank 0 logs for faulty rank."
+    )
+    text = traced(2, other, call="monitored_barrier") + traced(0, told, call="monitored_barrier")
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("rank-missing", [1])
+
+
+def test_the_error_of_a_loaders_worker_is_told_with_its_own_line(tmp_path):
+    text = traced(2, "KeyError: Caught KeyError in DataLoader worker process 0.", call="")
+    text += (
+        "[rank2]: Original Traceback (most recent call last):\n"
+        f'[rank2]:   File "{TORCH}/utils/data/_utils/worker.py", line 374, in _worker_loop\n'
+        '[rank2]:   File "/home/u/job/data.py", line 24, in collate\n'
+        "[rank2]: KeyError: 'label'\n"
+    )
+    verdict = verdict_of(text + traced(0, LOST), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [2])
+    assert "KeyError: 'label'" in verdict.reason
+    assert verdict.culprits[0].frame == "collate (/home/u/job/data.py:24)"
+
+
+def test_a_kernels_assertion_gets_the_line_of_its_ranks_traceback(tmp_path):
+    text = (
+        "[rank1]: /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1553: indexSelectLargeIndex: block: [7,0,0]"
+        ", thread: [4,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+    )
+    text += traced(1, "RuntimeError: CUDA error: device-side assert triggered", 19, "", "forward")
+    verdict = verdict_of(text, tmp_path)
+    assert verdict.culprits[0].frame == "forward (/home/u/job/train.py:19)"
+    assert "resize_token_embeddings" in verdict.fix
+
+
+def test_every_rank_that_failed_alike_is_named_and_none_was_first(tmp_path):
+    error = "ModuleNotFoundError: No module named 'flash_attn'"
+    text = "".join(traced(rank, error, 2, "", "<module>") for rank in (1, 0)) + torchrun((0, 1), (1, 1))
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [0, 1])
+    assert verdict.reason.startswith("every rank failed alike")
+    assert "install it" in verdict.fix
+
+
+TO_TORCHRUN = """\
+W0301 12:00:00.1 1 torch/distributed/elastic/agent/server/api.py:739] Received 15 death signal, shutting down
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 6, in <module>
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 129 got signal: 15
+"""
+INTERRUPT = """\
+Traceback (most recent call last):
+  File "/home/u/job/train.py", line 3, in main
+KeyboardInterrupt
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TO_TORCHRUN,
+        "slurmstepd: error: *** JOB 812 ON gpu03 CANCELLED AT 2026-03-01T04:00:12 ***\n",
+        "slurmstepd: error: *** STEP 81.0 ON gpu3 CANCELLED AT 2026-03-01T04:00:12 DUE TO TIME LIMIT ***\n",
+        INTERRUPT,
+    ],
+    ids=["signal to torchrun", "scancel", "time limit", "interrupt"],
+)
+def test_an_end_from_outside_is_nobodys_fault(text, tmp_path):
+    verdict = verdict_of(f"step 3 loss 1.0\n{text}", tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("stopped-from-outside", [])
+    assert verdict.fix
+
+
+def test_slurms_cancelling_of_a_step_is_the_cascade_of_a_failed_task(tmp_path):
+    text = (
+        "3: Traceback (most recent call last):\n"
+        '3:   File "/home/u/job/train.py", line 9, in step\n'
+        "3: ValueError: bad shard\n"
+        "srun: error: gpu07: task 3: Exited with exit code 1\n"
+        "slurmstepd: error: *** STEP 81.0 ON gpu06 CANCELLED AT 2026-03-01T04:00:12 ***\n"
+        "srun: error: gpu06: tasks 0-2: Terminated\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [3])
+    assert "bad shard" in verdict.reason
+
+
+DEEPSPEED = (
+    "[2026-03-01 12:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', "
+    "'train.py', '--local_rank=1'] exits with return code = 3"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "rank"),
+    [
+        ("srun: error: gpu07: task 5: Out Of Memory", "host-out-of-memory", 5),
+        ("srun: error: gpu07: task 5: Killed", "host-out-of-memory", 5),
+        ("srun: error: gpu07: task 5: Segmentation fault (core dumped)", "crash", 5),
+        (DEEPSPEED, "crash", 1),
+        (
+            "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 3",
+            "crash",
+            1,
+        ),
+    ],
+    ids=["srun memory", "srun killed", "srun signal", "deepspeed", "mp.spawn"],
+)
+def test_launchers_words_on_a_process_that_left_no_error(line, kind, rank, tmp_path):
+    verdict = verdict_of(f"step 3 loss 1.0\n{line}\n", tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == (kind, [rank])
+
+
+def test_a_traceback_that_spawn_prints_belongs_to_the_process_it_names(tmp_path):
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/job/main.py", line 30, in <module>\n'
+        f'  File "{TORCH}/multiprocessing/spawn.py", line 340, in spawn\n'
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+        "-- Process 1 terminated with the following error:\n"
+        "Traceback (most recent call last):\n"
+        '  File "/home/u/job/main.py", line 10, in tokenize\n'
+        "MemoryError: Unable to allocate 12.5 GiB for an array\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("host-out-of-memory", [1])
+    assert verdict.culprits[0].frame == "tokenize (/home/u/job/main.py:10)"
+    assert "SIGKILL" not in verdict.reason
+
+
+def test_a_fatal_error_is_told_with_the_line_of_the_thread_that_met_it(tmp_path):
+    text = (
+        "[rank1]: Fatal Python error: Segmentation fault\n[rank1]: \n"
+        "[rank1]: Thread 0x00007f11 (most recent call first):\n"
+        '[rank1]:   File "/usr/lib/python3.11/threading.py", line 324 in wait\n[rank1]: \n'
+        "[rank1]: Current thread 0x00007f22 (most recent call first):\n"
+        '[rank1]:   File "/home/u/job/ops.py", line 11 in fused_norm\n'
+        '[rank1]:   File "/home/u/job/train.py", line 40 in step\n'
+    )
+    verdict = verdict_of(text + traced(0, LOST) + torchrun((1, -11), (0, 1)), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [1])
+    assert verdict.culprits[0].frame == "fused_norm (/home/u/job/ops.py:11)"
+
+
+def test_an_error_after_which_the_job_trained_on_is_not_the_failure(tmp_path):
+    steps = "".join(f"step {number} loss 1.0\n" for number in range(40))
+    caught = traced(0, "ConnectionError: upload of metrics failed", 90, "")
+    verdict = verdict_of(caught + steps + traced(1, "ValueError: bad row", 12, ""), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [1])
+
+
+def test_a_hub_that_closes_the_connection_is_the_users_own_error(tmp_path):
+    error = "ConnectionResetError: [Errno 104] Connection reset by peer"
+    verdict = verdict_of(traced(1, error, 7, "", "download") + traced(0, LOST), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [1])
+
+
+def test_nobody_at_the_rendezvous_is_told_with_its_address(tmp_path):
+    line = (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to "
+        "connect to (gpu01, 29500)."
+    )
+    verdict = verdict_of(
+        f'Traceback (most recent call last):\n  File "/usr/bin/x", line 1, in f\n{line}\n', tmp_path
+    )
+    assert verdict.kind == "rendezvous"
+    assert "gpu01:29500" in verdict.reason
+
+
+def watchdog(rank: int, seq: int, op: str, numel: int, group: str = "0(default_pg)") -> str:
+    return (
+        f"[rank{rank}]:[E301 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank {rank}] "
+        f"[PG ID 0 PG GUID {group} Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) "
+        "ran for 600029 milliseconds before timing out.\n"
+    )
+
+
+def test_two_ranks_in_different_calls_are_never_said_to_be_alike(tmp_path):
+    text = watchdog(0, 1516, "ALLREDUCE", 25_427_968) + watchdog(1, 1517, "ALLREDUCE", 1)
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("collective-mismatch", [0, 1])
+    assert any("25,427,968 elements at sequence 1516" in line for line in verdict.evidence)
+    sizes = watchdog(0, 3497, "_ALLGATHER_BASE", 1_572_864) + watchdog(1, 3497, "_ALLGATHER_BASE", 512)
+    verdict = verdict_of(sizes, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("size-mismatch", [0, 1])
+    assert "other modules" in verdict.fix
+
+
+def test_one_rank_of_many_that_reports_a_timeout_is_a_witness(tmp_path):
+    text = watchdog(13, 87, "ALLTOALL_BASE", 4096, "12(mesh_ep)")
+    text += "".join(f"[rank{rank}]: got a dump signal\n" for rank in range(16))
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("rank-missing", [])
+    assert "rank 13 waited" in verdict.reason
+    assert "mesh_ep" in verdict.reason
+    assert any("--flight" in line for line in verdict.next)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "word"),
+    [
+        ("step", f"{TORCH}/optim/adamw.py", "8-bit optimizer"),
+        ("from_pretrained", "/v/site-packages/transformers/modeling_utils.py", "meta device"),
+        ("forward", "/home/u/job/train.py", "micro-batch"),
+    ],
+)
+def test_memory_that_ran_out_gets_remedies_of_its_phase(name, file, word, tmp_path):
+    text = f'[rank2]: Traceback (most recent call last):\n[rank2]:   File "{file}", line 3, in {name}\n'
+    text += "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB.\n"
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("out-of-memory", [2])
+    assert word in verdict.fix
+
+
+def test_torchruns_log_folder_names_no_host(tmp_path):
+    folder = tmp_path / "b7ea382c-e753-4699-871a-1dfe07b6a80f_x13" / "attempt_0" / "2"
+    folder.mkdir(parents=True)
+    (folder / "stderr.log").write_text(traced(2, "ValueError: bad row", 12, ""))
+    verdict = diagnose([Sample(logs=read_logs(tmp_path))]).verdict
+    assert (ranks_of(verdict), verdict.culprits[0].host) == ([2], "")
+
+
+def test_an_empty_folder_says_which_names_are_read(tmp_path):
+    (tmp_path / "notes.md").write_text("nothing")
+    assert any("no logs in it" in notice for notice in read_logs(tmp_path).notices)
+
+
+def test_a_report_passes_no_escape_sequence_of_a_log_on(tmp_path):
+    (tmp_path / "train.log").write_text(traced(0, "ValueError: \x1b[2Jbad \u202erow\x07", 12, ""))
+    text = as_text(diagnose([Sample(logs=read_logs(tmp_path))]))
+    assert "bad" in text
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_ordinary_lines_are_not_looked_at_closely(monkeypatch):
+    looked = []
+    monkeypatch.setattr(LogReader, "_notable", lambda self, text, *rest: looked.append(text))
+    reader = LogReader()
+    reader.read(b"step 3 loss 1.0\n" * 3000 + b"RuntimeError: bad\n")
+    assert looked == ["RuntimeError: bad"]
+    assert reader.evidence.trained == {"": 3000}
