@@ -20,6 +20,8 @@ from ftdash.monitor.diagnosis.ties import own_stack
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.diagnosis.words import confidence, describe, ranks_of
 
+_MOST_CALLS = 4  # from the line that makes a group up to the condition
+
 _COMPARE: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -37,10 +39,13 @@ def made_by_some(views: Sequence[View], two: bool) -> Verdict | None:
         return None
     stacks = {frame for view in views for frame in own_stack(view.reading)}
     for place in _calls_before(stacks):
-        condition = guards.rank_condition(place)
-        if not condition or any((frame.file, frame.line) == (place.file, place.line) for frame in stacks):
+        if any((frame.file, frame.line) == (place.file, place.line) for frame in stacks):
             continue
-        makers = [view for view in views if _holds(condition, view.rank)]
+        at, test, holds = _rank_test_above(place, stacks)
+        if test is None:
+            continue
+        condition = ast.unparse(test)
+        makers = [view for view in views if _holds(test, view.rank, at.file) is holds]
         if not makers or len(makers) == len(views):
             continue
         odd = makers if 2 * len(makers) <= len(views) else [view for view in views if view not in makers]
@@ -56,14 +61,36 @@ def made_by_some(views: Sequence[View], two: bool) -> Verdict | None:
     return None
 
 
+def _rank_test_above(place: Frame, stacks: Collection[Frame]) -> tuple[Frame, ast.expr | None, bool]:
+    """The condition on a rank around a line, or around the only line that calls its function."""
+    for _ in range(_MOST_CALLS):
+        test, holds = guards.rank_test(place)
+        if test is not None:
+            return place, test, holds
+        callers = [
+            Frame(function.name, file, call.lineno)
+            for file in sorted({frame.file for frame in stacks})
+            for function in _functions(file)
+            for call in _calls_in(function)
+            if source.called_name(call) == place.name
+        ]
+        if len(callers) != 1:
+            break
+        place = callers[0]
+    return place, None, True
+
+
+def _functions(file: str) -> list[ast.FunctionDef]:
+    tree = source.tree(file)
+    return [node for node in (ast.walk(tree) if tree else ()) if isinstance(node, ast.FunctionDef)]
+
+
 def _calls_before(stacks: Collection[Frame]) -> Iterator[Frame]:
     """Where the user's files make groups: in functions that ranks are in, or that these call."""
     functions: dict[str, list[tuple[str, ast.FunctionDef]]] = {}
     for file in sorted({frame.file for frame in stacks}):
-        tree = source.tree(file)
-        for node in ast.walk(tree) if tree else ():
-            if isinstance(node, ast.FunctionDef):
-                functions.setdefault(node.name, []).append((file, node))
+        for node in _functions(file):
+            functions.setdefault(node.name, []).append((file, node))
     called = {frame.short for frame in stacks}
     reached: set[str] = set()
     while new := called & functions.keys() - reached:
@@ -86,19 +113,20 @@ def _needs_everybody(call: ast.Call) -> bool:
     return source.called_name(call) in GROUP_FUNCTIONS and not local
 
 
-def _holds(condition: str, rank: int) -> bool:
-    """Whether a comparison of the rank with constants holds for one; False where it is anything else."""
-    try:
-        test = ast.parse(condition, mode="eval").body
-    except SyntaxError:
-        return False
+def _holds(test: ast.expr, rank: int, file: str) -> bool | None:
+    """Whether a comparison of the rank with constants holds for one; None where it is anything else."""
     if not isinstance(test, ast.Compare) or len(test.ops) != 1:
-        return False
+        return None
+    named = test.comparators[0]
+    if isinstance(named, ast.Name):
+        named = guards.meant(named.id, file) or named
     try:
-        other = ast.literal_eval(test.comparators[0])
+        other = ast.literal_eval(named)
     except ValueError:
-        return False
+        return None
     if isinstance(test.ops[0], ast.In | ast.NotIn):
-        return isinstance(other, tuple | list | set) and (rank in other) is isinstance(test.ops[0], ast.In)
+        if not isinstance(other, tuple | list | set):
+            return None
+        return (rank in other) is isinstance(test.ops[0], ast.In)
     compare = _COMPARE.get(type(test.ops[0]))
-    return compare is not None and isinstance(other, int) and compare(rank, other)
+    return compare(rank, other) if compare is not None and isinstance(other, int) else None

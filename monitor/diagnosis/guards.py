@@ -34,16 +34,31 @@ def rank_condition(frame: Frame) -> str:
     Only the special branch counts: the body of `if rank == 1`, the else of `if rank != 1`, what comes after
     `if rank != 1: return`, the whole of a function that a decorator keeps to the main process.
     """
-    for node, field in reversed(source.around(frame)):
-        for test, holds in _conditions_of(node, field, frame.line):
-            if _sense(test, frame.file) is holds:
-                return ast.unparse(test)
+    test, _ = rank_test(frame)
+    if test is not None:
+        return ast.unparse(test)
+    for node, _ in reversed(source.around(frame)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             for decorator in node.decorator_list:
                 text = ast.unparse(decorator)
                 if _speaks_of_ranks(text):
                     return f"@{text}"
     return ""
+
+
+@lru_cache(maxsize=4096)
+def rank_test(frame: Frame) -> tuple[ast.expr | None, bool]:
+    """The condition on a rank in the function around a line, and how it came out where the line runs."""
+    for node, field in reversed(source.around(frame)):
+        for test, holds in _conditions_of(node, field, frame.line):
+            if _sense(test, frame.file) is holds:
+                return test, holds
+    return None, True
+
+
+def meant(name: str, file: str) -> ast.expr | None:
+    """What a name of a file stands for that is set once."""
+    return _definitions(file).get(name)
 
 
 def _conditions_of(node: ast.AST, field: str, line: int) -> Iterator[tuple[ast.expr, bool]]:

@@ -69,7 +69,8 @@ def sample_run(run: RunDir, *, quick: bool = False, reach: Reach | None = None) 
     manifest = run.read_manifest()
     metas = rank_metas(run)
     host = node_name()
-    here = [meta for meta in metas.values() if meta.host in ("", host) and procfs.state_letter(meta.pid)]
+    by_rank = [metas[rank] for rank in sorted(metas)]
+    here = [meta for meta in by_rank if meta.host in ("", host) and procfs.state_letter(meta.pid)]
     elsewhere = [meta for meta in metas.values() if meta.host not in ("", host)]
     ended = manifest.state in ("finished", "failed", "stopped")
     limit = known_timeout(run, [meta.pid for meta in here])

@@ -145,10 +145,15 @@ def _tries_again(frame: Frame) -> bool:
 
 @lru_cache(maxsize=4096)
 def may_be_skipped(frame: Frame) -> bool:
-    """Whether the function around a line returns before it on a condition."""
+    """Whether the function around a line returns before it on a condition, or out of a `try` around it."""
     function = _function(frame)
     if function is None:
         return False
+    if any(
+        isinstance(node, ast.Try) and name == "body" and not all(map(_raises_on, node.handlers))
+        for node, name in around(frame)
+    ):
+        return not _tries_again(frame)
     return any(
         isinstance(leaving, ast.Return | ast.Raise)
         for node in ast.walk(function)
@@ -187,6 +192,11 @@ def _raises(handler: ast.ExceptHandler) -> bool:
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return ast.unparse(last.value.func).rsplit(".", 1)[-1] in ("exit", "_exit", "abort")
     return isinstance(last, ast.Raise | ast.Return)
+
+
+def _raises_on(handler: ast.ExceptHandler) -> bool:
+    """Whether the handler hands on what it caught, or ends the program: a return goes on in the caller."""
+    return _raises(handler) and not isinstance(handler.body[-1], ast.Return)
 
 
 @lru_cache(maxsize=4096)

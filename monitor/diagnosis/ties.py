@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 from ftdash.monitor.diagnosis import frames, guards, source
 from ftdash.monitor.diagnosis.frames import Reading
-from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER
+from ftdash.monitor.diagnosis.knowledge import PHASE_ORDER, Phase
 from ftdash.monitor.diagnosis.model import Frame
 from ftdash.monitor.diagnosis.views import View
 
@@ -24,6 +24,9 @@ def odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[li
 
 # What tells that only some ranks are sent to a line, the stronger sign first.
 _HINTS = (guards.handles_a_signal, source.in_except_block, guards.rank_condition)
+
+
+_UNTOLD = frozenset({Phase.UNKNOWN, Phase.TRAIN})
 
 
 def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
@@ -58,13 +61,15 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
         if (
             source.may_be_left(parted[0], parted[1].line)
             or any(map(source.may_be_skipped, inside))
+            or any(map(source.in_a_loop, inside))
             or source.only_first_depends(parted[1], parted[0])
         ):
             return ahead
         if source.in_a_loop_before(parted[0], parted[1].line):
             return ahead
     phases = [_phase_number(group[0]) for group in groups]
-    if phases[0] != phases[1]:
+    known = parted is None or _UNTOLD.isdisjoint(group[0].reading.phase for group in groups)
+    if phases[0] != phases[1] and known:
         return groups[0] if phases[0] < phases[1] else groups[1]
     return behind if parted is not None else list(views)
 

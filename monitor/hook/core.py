@@ -109,7 +109,7 @@ class Hook:
         neither `model` nor `meta` is given the caller writes the meta record later, with `describe`.
         """
         if rank is None:
-            rank = int(os.environ.get("RANK", "0") or 0)
+            rank = process.own_rank()
         hook = cls(run_dir or os.environ.get(RUN_DIR_ENV) or None, rank)
         hook.expert_every = max(1, expert_every)
         hook._open()

@@ -48,6 +48,17 @@ def allow_ptrace() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
 
 
+def own_rank() -> int:
+    """RANK, else what the default process group says: ranks of `spawn` are told theirs as an argument."""
+    if (said := os.environ.get("RANK", "")).isdigit():
+        return int(said)
+    with contextlib.suppress(Exception):
+        import torch.distributed as dist
+
+        return dist.get_rank() if dist.is_initialized() else 0
+    return 0
+
+
 def collective_timeout_s() -> float:
     """How long a collective of the default process group may take, seconds; 0 where torch does not say."""
     with contextlib.suppress(Exception):

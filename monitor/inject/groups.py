@@ -23,17 +23,14 @@ def listen(c10d: ModuleType) -> None:
     def heard(*args: Any, **kwargs: Any) -> Any:
         done = made(*args, **kwargs)
         with contextlib.suppress(Exception):
-            _serve(c10d)
+            _serve()
         return done
 
     c10d.init_process_group = heard  # type: ignore[attr-defined]
 
 
-def _serve(c10d: ModuleType) -> None:
+def _serve() -> None:
+    from ftdash.monitor.hook import process
     from ftdash.monitor.hook.core import RUN_DIR_ENV
-    from ftdash.monitor.hook.process import serve_flight_recorder
 
-    rank = os.environ.get("RANK", "")
-    serve_flight_recorder(
-        Path(os.environ[RUN_DIR_ENV]) / "control", int(rank) if rank.isdigit() else c10d.get_rank()
-    )
+    process.serve_flight_recorder(Path(os.environ[RUN_DIR_ENV]) / "control", process.own_rank())
