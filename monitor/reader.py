@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import resource
@@ -140,6 +141,8 @@ class RunReader:
         """The run as it is now, its whole history read; the reader is closed after it. Raises RunError."""
         self._in_turns = False
         try:
+            self._find_files()
+            self._read_files(math.inf)  # what is said of ten thousand ranks is made once
             state = self.poll()
             while self.behind:
                 state = self.poll()

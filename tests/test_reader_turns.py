@@ -11,6 +11,7 @@ from ftdash.monitor import reader as reading
 from ftdash.monitor.reader import RunReader
 from ftdash.monitor.records import Exit, encode_line
 from ftdash.monitor.rundir import RunDir
+from ftdash.monitor.snapshot import build_state
 from ftdash.monitor.state import RankPhase
 from tests.support.cluster import Cluster
 
@@ -102,3 +103,13 @@ def test_where_polls_are_rare_all_have_their_turn_in_each(wide, monkeypatch):
     assert beats(reader) == [4] * 16
     assert {rank.step for rank in state.ranks} == {4}
     reader.close()
+
+
+def test_who_reads_a_run_whole_has_it_said_once_however_slow_the_reading(wide, monkeypatch):
+    _, run, reader = wide
+    reader.close()
+    monkeypatch.setattr(reading, "POLL_BUDGET_S", 0.0)  # a poll takes in one file
+    said = []
+    monkeypatch.setattr(reading, "build_state", lambda *a, **kw: said.append(1) or build_state(*a, **kw))
+    state = RunReader(run).read_whole()
+    assert ([rank.step for rank in state.ranks], len(said)) == ([3] * 16, 1)
