@@ -247,6 +247,10 @@ def test_slurms_cancelling_of_a_step_is_the_cascade_of_a_failed_task(tmp_path):
     assert "bad shard" in verdict.reason
 
 
+LAUNCH = (
+    "subprocess.CalledProcessError: Command '['/usr/bin/python3', '-u', 'train.py', '--local_rank=7', "
+    "'--lr', '3']' died with <Signals.SIGSEGV: 11>."
+)
 DEEPSPEED = (
     "[2026-03-01 12:00:00,000] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', '-u', "
     "'train.py', '--local_rank=1'] exits with return code = 3"
@@ -260,13 +264,14 @@ DEEPSPEED = (
         ("srun: error: gpu07: task 5: Killed", "host-out-of-memory", 5),
         ("srun: error: gpu07: task 5: Segmentation fault (core dumped)", "crash", 5),
         (DEEPSPEED, "crash", 1),
+        (LAUNCH, "crash", 7),
         (
             "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 3",
             "crash",
             1,
         ),
     ],
-    ids=["srun memory", "srun killed", "srun signal", "deepspeed", "mp.spawn"],
+    ids=["srun memory", "srun killed", "srun signal", "deepspeed", "launch", "mp.spawn"],
 )
 def test_launchers_words_on_a_process_that_left_no_error(line, kind, rank, tmp_path):
     verdict = verdict_of(f"step 3 loss 1.0\n{line}\n", tmp_path)
@@ -402,3 +407,125 @@ def test_ordinary_lines_are_not_looked_at_closely(monkeypatch):
     reader.read(b"step 3 loss 1.0\n" * 3000 + b"RuntimeError: bad\n")
     assert looked == ["RuntimeError: bad"]
     assert reader.evidence.trained == {"": 3000}
+
+
+def test_a_fatal_error_without_a_current_thread_is_told_with_the_first_one(tmp_path):
+    text = (
+        "1: Fatal Python error: Segmentation fault\n1: \n"
+        "1: Thread 0x00007f11 (most recent call first):\n"
+        f'1:   File "{TORCH}/distributed/distributed_c10d.py", line 3938 in barrier\n'
+        '1:   File "/home/u/job/train.py", line 11 in main\n'
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert verdict.culprits[0].frame == "main (/home/u/job/train.py:11)"
+    assert "compiled extensions" in verdict.fix
+
+
+def test_a_chain_of_errors_in_a_library_gets_the_users_line_from_its_last(tmp_path):
+    text = (
+        "[rank0]: Traceback (most recent call last):\n"
+        f'[rank0]:   File "{TORCH}/serialization.py", line 866, in _save\n'
+        "[rank0]: RuntimeError: [enforce fail at inline_container.cc:778] . PytorchStreamWriter failed "
+        "writing file data.pkl: file write failed\n\n"
+        "[rank0]: During handling of the above exception, another exception occurred:\n\n"
+        "[rank0]: Traceback (most recent call last):\n"
+        '[rank0]:   File "/home/u/job/train.py", line 147, in keep\n'
+        f'[rank0]:   File "{TORCH}/serialization.py", line 651, in save\n'
+        "[rank0]: RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 64 vs 0\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict), verdict.culprits[0].host) == ("crash", [0], "")
+    assert verdict.culprits[0].frame == "keep (/home/u/job/train.py:147)"
+    assert "df -h" in verdict.fix
+
+
+def test_a_checkpoint_error_is_of_the_rank_that_it_names(tmp_path):
+    text = traced(
+        6, "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:[2]", 61
+    )
+    text += (
+        "[rank6]: Traceback (most recent call last): (RANK 2)\n"
+        f'[rank6]:   File "{TORCH}/distributed/checkpoint/filesystem.py", line 9, in write\n'
+        "[rank6]: OSError: [Errno 28] No space left on device: '/ckpt/__2_0.distcp'\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [2])
+    assert "df -h" in verdict.fix
+
+
+def test_a_threads_lost_connection_is_the_cascade_of_a_ranks_own_error(tmp_path):
+    text = (
+        "Exception in thread Thread-4 (_pin_memory_loop):\nTraceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 1045, in _bootstrap_inner\n'
+        f'  File "{TORCH}/utils/data/_utils/pin_memory.py", line 52, in _pin_memory_loop\n'
+        "ConnectionResetError: [Errno 104] Connection reset by peer\n"
+    )
+    error = "PIL.UnidentifiedImageError: cannot identify image file '/data/991.jpg'"
+    verdict = verdict_of(text + traced(1, error, 101, "") + traced(0, LOST), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [1])
+    assert "broken" in " ".join(verdict.evidence)
+
+
+def test_lines_of_several_workers_are_not_of_the_rank_in_the_files_name(tmp_path):
+    (tmp_path / "other.log").write_text("x\n")
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/u/job/actor.py", line 377, in update',
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 18.56 GiB. GPU 2 has a total",
+    ]
+    (tmp_path / "worker-0.log").write_text("".join(f"(WorkerDict pid=5306) {line}\n" for line in lines))
+    verdict = diagnose([Sample(logs=read_logs(tmp_path))]).verdict
+    assert (verdict.kind, ranks_of(verdict)) == ("out-of-memory", [])
+
+
+def test_tracebacks_without_prefixes_that_run_into_one_another_are_of_several_ranks(tmp_path):
+    lines = ["Traceback (most recent call last):", '  File "/home/u/job/clm.py", line 412, in main']
+    error = "OSError: Can't load tokenizer for '/data/tok-v3'."
+    mixed = "".join(f"{line}\n{line}\n" for line in [*lines, error])
+    verdict = verdict_of(mixed + DEEPSPEED + "\n", tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [])
+    assert any("2 processes raised it at once" in line for line in verdict.evidence)
+
+
+def test_a_failed_node_is_named_with_what_keeps_it_out(tmp_path):
+    text = (
+        "srun: error: Node failure on gpu05\n"
+        "slurmstepd: error: *** JOB 3 ON gpu04 CANCELLED AT 2026-03-01T12:57:26 DUE TO NODE FAILURE ***\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert verdict.kind == "stopped-from-outside"
+    assert "gpu05" in verdict.reason
+    assert "--exclude=gpu05" in verdict.fix
+
+
+def test_below_torchrun_a_task_of_srun_is_a_node_and_no_rank(tmp_path):
+    text = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=11.0. Some tasks have been OOM Killed.\n"
+        "srun: error: gpu014: task 1: Out Of Memory\n"
+    )
+    verdict = verdict_of(text + TO_TORCHRUN, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("host-out-of-memory", [])
+    assert "gpu014" in verdict.reason
+
+
+def test_a_line_glued_behind_a_progress_bar_is_read(tmp_path):
+    text = "step 1569 loss 1.2345 tokens/s " + traced(3, "IndexError: list index out of range", 12, "")
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [3])
+
+
+def test_a_workers_bus_error_is_shared_memory_though_the_rank_says_only_that_it_died(tmp_path):
+    text = "ERROR: Unexpected bus error encountered in worker. Perhaps insufficient shared memory (shm)\n"
+    text += traced(1, "RuntimeError: DataLoader worker (pid(s) 18821) exited unexpectedly", 131, "")
+    verdict = verdict_of(text, tmp_path)
+    assert ranks_of(verdict) == [1]
+    assert "/dev/shm" in verdict.fix
+
+
+def test_torchs_marks_before_an_error_are_left_out(tmp_path):
+    line = (
+        "[rank5]:[E917 03:12:40.12 ProcessGroupNCCL.cpp:2090] [PG ID 0 PG GUID 0(default_pg) Rank 5] Process "
+        "group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered\n"
+    )
+    verdict = verdict_of(line, tmp_path)
+    assert verdict.culprits[0].why == "it raised first: CUDA error: uncorrectable ECC error encountered"

@@ -12,12 +12,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ftdash.monitor.diagnosis import endings
-from ftdash.monitor.diagnosis.frames import Reading, read_frames
+from ftdash.monitor.diagnosis.frames import Reading, Wait, read_frames
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, LogEvidence, LogFinding, LogKind, Verdict
 from ftdash.monitor.wording import rank_list
 
 _TIMED_OUT = re.compile(r"Timed out waiting|wait timeout after|Socket Timeout|collective operation timeout")
+_NO_CALL = frozenset({Wait.OWN, Wait.LIBRARY, Wait.NOTHING})
 _LEFT_EARLY = (
     "every rank must take the same number of steps: see why this one left its loop (fewer batches, a "
     "condition that only it met), and let all ranks decide together (all_reduce the flag)"
@@ -46,7 +47,7 @@ class _Complaint:
 
     @property
     def op(self) -> str:
-        return self.reading.op or str(self.reading.wait)
+        return self.reading.op or ("" if self.reading.wait in _NO_CALL else str(self.reading.wait))
 
     @property
     def place(self) -> str:
@@ -55,8 +56,8 @@ class _Complaint:
     @property
     def words(self) -> str:
         """The call and the user's line that made it."""
-        said = f"in {self.op}" if self.op else "waiting"
-        return f"{said} at {self.place}" if self.place else said
+        where = f"at {self.place}" if self.place else ""
+        return f"in {self.op} {where}".strip() if self.op else where or "waiting"
 
 
 def exit_codes(logs: LogEvidence) -> dict[int, int]:

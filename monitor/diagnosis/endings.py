@@ -12,6 +12,10 @@ SIGTERM = -signal.SIGTERM
 
 _ELASTIC = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\)(?: local_rank: (?P<rank>\d+))?")
 _DEEPSPEED = re.compile(r"sigkill_handler\] (?P<command>\[.*\]) exits with return code = (?P<code>-?\d+)")
+_CALLED = re.compile(
+    r"CalledProcessError: Command '(?P<command>\[.*\])' (?:died with <Signals\.(?P<name>SIG\w+)"
+    r"|returned non-zero exit status (?P<code>\d+))"
+)
 _LOCAL_RANK = re.compile(r"--local_rank[= ',]+(\d+)")
 _SPAWN = re.compile(
     r"process (?P<rank>\d+) terminated with (?:signal (?P<name>SIG\w+)|exit code (?P<code>\d+))"
@@ -67,10 +71,9 @@ def endings(text: str) -> Iterator[Ending]:
         local = _LOCAL_RANK.search(match["command"])
         yield Ending(int(local[1]) if local else None, int(match["code"]))
     elif match := _SPAWN.search(text):
-        name = match["name"]
-        known = name in signal.Signals.__members__ if name else False
-        code = -signal.Signals[name] if known else int(match["code"] or 1)
-        yield Ending(int(match["rank"]), code)
+        yield Ending(int(match["rank"]), _code(match["name"], match["code"]))
+    elif (match := _CALLED.search(text)) and (local := _LOCAL_RANK.search(match["command"])):
+        yield Ending(int(local[1]), _code(match["name"], match["code"]))
     elif match := _SRUN.search(text):
         how = _srun_code(match["how"].strip().lower())
         if how is not None:
@@ -81,6 +84,13 @@ def signalled(text: str) -> int | None:
     """The signal, negative, that ended a process of which the line does not tell the rank."""
     match = _SIGNAL.search(text)
     return -int(match["number"] or signal.SIGKILL) if match else None
+
+
+def _code(name: str | None, code: str | None) -> int:
+    """An exit code, from the name of a signal or from digits."""
+    if name is not None and name in signal.Signals.__members__:
+        return -signal.Signals[name]
+    return int(code or 1)
 
 
 def _srun_code(how: str) -> int | None:

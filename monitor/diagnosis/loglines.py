@@ -27,9 +27,12 @@ _PREFIXES = (
     re.compile(r"^(?P<rank>\d{1,5}): (?=\S| )"),
     re.compile(r"^Rank (?P<rank>\d+): "),
 )
+NODE_FAILED = re.compile(
+    r"Node failure on (?P<host>[\w.\-]+)|ON (?P<node>\S+) CANCELLED .*DUE TO NODE FAIL", re.I
+)
 _LONGEST_PREFIX = 100
 _BLOCK_LINES = 256
-_GLUED = re.compile(r"(?<=[^\s\[(])(?=\[rank\d+\]:)")
+_GLUED = re.compile(r"\[rank\d+\]:")
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,6}))?")
 _GLOG_TIME = re.compile(r"\[[EWIF](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 
@@ -79,7 +82,8 @@ MISSED_BARRIER = re.compile(r"(?:Ranks? (?P<ranks>\d[\d, ]*)) failed to pass mon
 _FROM_OUTSIDE = re.compile(
     r"Received (?:Signals\.)?(?:SIG(?:TERM|INT|HUP)|15|2|1) death signal|SignalException: .*got signal"
     r"|slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON .* CANCELLED AT"
-    r"|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|srun: Force Terminated|^KeyboardInterrupt\b",
+    r"|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|srun: error: Node failure on|srun: Force Terminated"
+    r"|^KeyboardInterrupt\b",
     re.I,
 )
 _TRANSPORT = re.compile(
@@ -94,7 +98,7 @@ _CASCADE = re.compile(
     r"|To avoid data inconsistency|Socket Timeout|KeyboardInterrupt|TearDown"
     r"|process group watchdog thread terminated|successfully reached monitoredBarrier"
     r"|Received Signals\.SIGTERM|DataLoader worker .* killed by signal: Terminated"
-    r"|Process(?:Raised|Exited)Exception|CalledProcessError|RendezvousGracefulExit",
+    r"|CheckpointException ranks|Process(?:Raised|Exited)Exception|CalledProcessError|RendezvousGracefulExit",
     re.I,
 )
 # Of millions of lines only those with one of these are looked at closely: a search of strings is fast.
@@ -202,6 +206,16 @@ def _strip(text: str) -> tuple[str, int | None, str, str]:
     return text, rank, host, pid
 
 
+def _unglued(text: str) -> Iterator[str]:
+    """A line apart from those of other ranks glued to it: a progress bar ends without a line break."""
+    start = 0
+    for match in _GLUED.finditer(text, 1):
+        if _strip(text[start : match.start()])[0].strip():
+            yield text[start : match.start()]
+            start = match.start()
+    yield text[start:]
+
+
 def split(data: bytes) -> Iterator[Line]:
     """The lines of a file; carriage returns end one too."""
     lines = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace", newline=None)
@@ -212,7 +226,7 @@ def split(data: bytes) -> Iterator[Line]:
         for raw in block:
             number += 1
             cut = raw[:MAX_LINE].rstrip("\n")
-            for part in _GLUED.split(cut) if "[rank" in cut and _GLUED.search(cut) else (cut,):
+            for part in _unglued(cut) if "[rank" in cut[1:] else (cut,):
                 telling = bool(hints) and any(map(part.lower().__contains__, hints))
                 yield Line(*_strip(part), number, telling)
 

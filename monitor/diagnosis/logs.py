@@ -14,6 +14,7 @@ from typing import Any
 
 from ftdash.monitor.diagnosis import endings, loglines, names
 from ftdash.monitor.diagnosis.endings import Ending
+from ftdash.monitor.diagnosis.frames import Origin, origin
 from ftdash.monitor.diagnosis.loglines import Line, kind_of, time_of, wanted_bytes
 from ftdash.monitor.diagnosis.model import Frame, LogEvidence, LogFinding, LogKind
 
@@ -23,7 +24,9 @@ MAX_FILES = 5000
 MAX_FINDINGS = 5000
 
 _RANK_INSIDE = re.compile(r"\[(?:PG[^\]]*? )?Rank (\d+)\]|\brank[ :=]+(\d+)\b", re.I)
-_TRACEBACK = re.compile(r"(?P<worker>Original )?Traceback \(most recent call last\)")
+_TRACEBACK = re.compile(
+    r"(?P<worker>Original )?Traceback \(most recent call last\)(?:: \(RANK (?P<rank>\d+)\))?"
+)
 _FILE_LINE = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+),? in (?P<name>\S+)')
 _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Timeout|Failure)?)(?::\s?(?P<text>.*))?$"
@@ -37,7 +40,7 @@ _NETWORK_WORDS = re.compile(
     r"nccl|gloo|c10d|processgroup|torch\.distributed|signal|interrupt|tearDown|Process\w+Exception", re.I
 )
 _LAUNCHER_FILE = re.compile(
-    r"torch/(?:distributed|multiprocessing/spawn|autograd)|deepspeed/(?:comm|launcher)|accelerate/commands"
+    r"torch/(?:distributed|multiprocessing/spawn|autograd|utils/data)|deepspeed/(?:comm|launcher)|accelerate/commands"
 )
 _BLOCK = re.compile(r"^\s*(?P<first>Root Cause \(first observed failure\)|Failures):\s*$|Root Cause \(first")
 _BLOCK_FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
@@ -51,6 +54,7 @@ _SEQ = re.compile(
 # In lines in lower case.
 _LOADING = re.compile(r"loading checkpoint shards|loading weights")
 _TRAINS = re.compile(r"['\"]loss['\"]\s*:|\bstep[ :=]+\d+.*\bloss\b|\biteration +\d+/")
+_OF_TORCHRUN = re.compile(r"torch[./]distributed[./]elastic")
 _RUN_ID = re.compile(r"^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.I)  # torchrun's log folder, no host
 
 
@@ -60,6 +64,7 @@ class _Traceback:
     line: int = 0
     order: int = 0
     t: float = 0.0
+    copies: int = 1  # tracebacks that began in this stream before one had ended: of several ranks
     of_worker: bool = False  # what a data loader's worker raised, told below the exception of its rank
 
 
@@ -70,7 +75,8 @@ class _Stream:
     traceback: _Traceback | None = None
     ended: LogFinding | None = None
     fatal: LogFinding | None = None
-    current: bool = False  # the frames that come are of the thread that met the fatal error
+    current: bool = False  # the thread that met the fatal error has been told
+    collects: bool = False  # the frames that come are of it, or of the first thread
     raised: LogFinding | None = None  # the last exception
     spawned: int | None = None  # rank whose traceback mp.spawn prints
     indent: str = ""
@@ -99,7 +105,8 @@ class LogReader:
         """Read one file; `rank` and `host` are what its name says."""
         for line in loglines.split(data):
             self._order += 1
-            said = line.rank if line.rank is not None else rank
+            several = bool(line.pid)  # lines of several processes: the file's name is not of one rank
+            said = line.rank if line.rank is not None or several else rank
             self._line(line, path, said, line.host or host)
 
     def _line(self, line: Line, path: str, rank: int | None, host: str) -> None:
@@ -131,7 +138,10 @@ class LogReader:
                 order=self._order,
                 t=self._last_time.get(path, 0.0),
                 of_worker=match["worker"] is not None,
+                copies=1 + (stream.traceback.copies if stream.traceback else 0),
             )
+            if match["rank"]:
+                stream.spawned = int(match["rank"])
             return
         if stream.traceback is not None and self._in_traceback(stream, text, path, rank, host):
             return
@@ -159,7 +169,9 @@ class LogReader:
         trace = stream.traceback
         assert trace is not None
         if match := _FILE_LINE.match(text):
-            trace.frames.append(Frame(match["name"], match["file"], int(match["line"])))
+            frame = Frame(match["name"], match["file"], int(match["line"]))
+            if trace.copies == 1 or frame not in trace.frames:
+                trace.frames.append(frame)
             return True
         if not text.strip() or text[:1].isspace():
             return True
@@ -189,6 +201,7 @@ class LogReader:
             line=trace.line,
             frames=trace.frames[::-1],
             wanted_bytes=wanted_bytes(text),
+            copies=trace.copies,
         )
         self._add(stream.raised)
         return True
@@ -208,17 +221,22 @@ class LogReader:
                 path=path,
                 line=number,
             )
+            stream.current = stream.collects = False
             self._add(stream.fatal)
             return True
         if stream.fatal is None:
             return False
         if head := _FATAL_THREAD.search(text):
-            stream.current = head["current"] is not None
-            if stream.fatal.frames:
+            if stream.current:
                 stream.fatal = None  # it is told in full: another thread begins
+                return True
+            stream.current = head["current"] is not None
+            stream.collects = stream.current or not stream.fatal.frames
+            if stream.current:
+                stream.fatal.frames.clear()
             return True
         if match := _FILE_LINE.match(text):
-            if stream.current:
+            if stream.collects:
                 stream.fatal.frames.append(Frame(match["name"], match["file"], int(match["line"])))
             return True
         if text.strip():
@@ -314,6 +332,8 @@ class LogReader:
         if finding.kind is LogKind.HOST_OOM:
             kind = LogKind.HOST_OOM
         for one in ended:
+            if one.host and one.rank is not None:
+                self.evidence.hosts.setdefault(one.rank, one.host)
             self._add(
                 LogFinding(
                     kind=kind,
@@ -388,9 +408,9 @@ def _raised_by_worker(finding: LogFinding, text: str, trace: _Traceback) -> None
 
 def _of_its_own(text: str, frames: list[Frame]) -> bool:
     """Whether a lost connection is one of the user's own (a hub, a server), not the process group's."""
-    return bool(
-        frames and not any(_LAUNCHER_FILE.search(f.file) for f in frames) and not _NETWORK_WORDS.search(text)
-    )
+    if _NETWORK_WORDS.search(text) or any(_LAUNCHER_FILE.search(frame.file) for frame in frames):
+        return False
+    return any(origin(frame) is Origin.OWN for frame in frames)
 
 
 _LOG_SUFFIXES = {".log", ".txt", ".out", ".err", ".json", ""}
@@ -421,7 +441,7 @@ def read_logs(root: Path, up_to: Mapping[str, int] | None = None) -> LogEvidence
         rank = name.rank if name.rank is not None else name.local_rank
         if len(chosen) == 1:
             rank = name.rank if "rank" in relative.lower() else name.local_rank
-        host = "" if _RUN_ID.match(name.host) else name.host
+        host = "" if len(chosen) == 1 or _RUN_ID.match(name.host) else name.host
         try:
             size = path.stat().st_size if up_to is None else up_to.get(relative, 0)
             with path.open("rb") as handle:
@@ -436,4 +456,14 @@ def read_logs(root: Path, up_to: Mapping[str, int] | None = None) -> LogEvidence
             reader.read_error_file(data, relative, rank, host)
             continue
         reader.read(data, relative, rank, host)
+    _tasks_are_nodes(reader.evidence)
     return reader.evidence
+
+
+def _tasks_are_nodes(evidence: LogEvidence) -> None:
+    """Where torchrun ran below srun, srun's tasks are nodes: what it says of them is of no rank."""
+    if not any(_OF_TORCHRUN.search(finding.text) for finding in evidence.findings):
+        return
+    for finding in evidence.findings:
+        if finding.text.startswith("srun: error: "):
+            finding.rank = None

@@ -11,7 +11,7 @@ from ftdash.monitor.diagnosis.cascade import cascade_verdict, where_others_stood
 from ftdash.monitor.diagnosis.errorlines import KnownError, known_error
 from ftdash.monitor.diagnosis.frames import Origin, origin
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.loglines import NO_HOST_MEMORY
+from ftdash.monitor.diagnosis.loglines import NO_HOST_MEMORY, NODE_FAILED
 from ftdash.monitor.diagnosis.mismatches import mismatch_verdict
 from ftdash.monitor.diagnosis.model import Culprit, Frame, LogEvidence, LogFinding, LogKind, Verdict
 from ftdash.monitor.diagnosis.oomtext import out_of_memory_fix
@@ -22,8 +22,15 @@ from ftdash.monitor.wording import rank_list
 _FIRST_KINDS = frozenset({LogKind.EXCEPTION, LogKind.OOM, LogKind.HOST_OOM})
 _LOGITS_WORDS = ("logits", "cross_entropy", "loss_function", "lm_head", ".float()")
 _FP32_BYTES = 4
+_BESIDE_LINES = 100
 _WENT_ON_LINES = 10  # of progress after an exception: it was caught, and did not end its rank
 _WENT_ON_EACH = 4  # the same, for each rank that may have written them
+_OF_LAUNCHER = re.compile(r"ChildFailedError|SignalException|CalledProcessError")
+_MARKS = re.compile(
+    r"^(?:\[[EWIF]\d* ?[\d: .]*[\w.]+:\d+\] ?|\[(?:PG[^\]]*)?\s?Rank \d+\] ?"
+    r"|(?:NCCL |Process group )?watchdog thread terminated with exception: )+",
+    re.I,
+)
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+", re.I)
 
 
@@ -58,18 +65,23 @@ def _of_kind(logs: LogEvidence, *kinds: LogKind) -> list[LogFinding]:
     return _sorted([finding for finding in logs.findings if finding.kind in kinds])
 
 
-def _frame_text(frames: Sequence[Frame]) -> str:
-    own = next((frame for frame in frames if origin(frame) is Origin.OWN), None)
-    shown = own or (frames[0] if frames else None)
-    return str(shown) if shown else ""
-
-
 def _culprit(finding: LogFinding, rank: int, why: str, logs: LogEvidence) -> Culprit:
-    """A rank at its own line: that of its error, else of the traceback that it printed beside it."""
-    frames = finding.frames or next(
-        (other.frames for other in logs.findings if other.rank == rank and other.frames), []
+    """A rank at its own line: that of its error, else of a traceback that it printed beside it."""
+    others = (
+        f.frames for f in logs.findings if f.rank == rank and f.frames and not _OF_LAUNCHER.search(f.text)
     )
-    return Culprit(rank, logs.hosts.get(rank, "") or finding.host, 0, _frame_text(frames), why)
+    with_own = (frames for frames in (finding.frames, *others) if _own_line(frames))
+    shown = _own_line(next(with_own, [])) or next(iter(finding.frames), None)
+    return Culprit(rank, logs.hosts.get(rank, "") or finding.host, 0, str(shown or ""), why)
+
+
+def _own_line(frames: Sequence[Frame]) -> Frame | None:
+    return next((frame for frame in frames if origin(frame) is Origin.OWN), None)
+
+
+def _plain(text: str) -> str:
+    """An error without the marks that torch puts before it: time, source file, group and rank."""
+    return _MARKS.sub("", text).strip() or text
 
 
 def _cascade(logs: LogEvidence, first: LogFinding) -> tuple[str, ...]:
@@ -127,7 +139,8 @@ def _memory_of_the_host(
     logs: LogEvidence, first: Sequence[LogFinding], root: LogFinding | None
 ) -> Verdict | None:
     """Somebody was killed, or could not get memory of the host; SIGKILL alone is only a hint."""
-    told = next((finding for finding in first if finding.kind is LogKind.HOST_OOM), None)
+    short = [finding for finding in first if finding.kind is LogKind.HOST_OOM]
+    told = min(short, key=lambda f: (f.rank is None, not f.host), default=None)
     killed = root if root is not None and root.exit_code == endings.SIGKILL else None
     if root is None:
         signals = (f for f in logs.findings if f.kind is LogKind.SIGNAL and f.exit_code == endings.SIGKILL)
@@ -135,7 +148,9 @@ def _memory_of_the_host(
     lead = told or killed
     if lead is None:
         return None
-    rank = lead.rank if lead.rank is not None else (root.rank if root else None)
+    rank = lead.rank
+    if rank is None and root is not None and (root.exit_code == endings.SIGKILL or len(first) == len(short)):
+        rank = root.rank if root.exit_code != endings.SIGTERM else None
     if told is not None and NO_HOST_MEMORY.search(told.text):
         why = "it could not get host memory (RAM); this is not the GPU's"
     elif told is not None:
@@ -143,6 +158,8 @@ def _memory_of_the_host(
     else:
         why = "killed (SIGKILL), most often by the kernel because the host ran out of memory"
     culprits = (_culprit(lead, rank, why, logs),) if rank is not None else ()
+    if rank is None and lead.host:
+        why += f", on {lead.host}"
     evidence = [lead.text or endings.words(lead.exit_code)]
     if logs.loading:
         evidence.append("it was loading the model: every local rank holds a copy in host memory")
@@ -161,18 +178,23 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
     lead = first[0]
     if root is not None and root.rank is not None and not all(finding.t for finding in first):
         lead = next((finding for finding in first if finding.rank == root.rank), lead)
+    if lead.rank is None and lead.kind is LogKind.EXCEPTION:
+        # Of a thread or a helper: a rank that ended says so itself.
+        lead = next((finding for finding in first if finding.rank is not None and finding.frames), lead)
     alike = _VARIES.sub("", lead.text)
     same = {f.rank for f in first if f.rank is not None and f.kind is lead.kind} & {
         f.rank for f in first if _VARIES.sub("", f.text) == alike
     }
     rank = lead.rank
-    if rank is None and root is not None:
+    if rank is None and root is not None and lead.copies == 1:
         rank = root.rank
     evidence = [f"{lead.path}:{lead.line}: {lead.text[:300]}" if lead.path else lead.text[:300]]
     everybody = len(same) > 1 and len(same) >= world_of(logs)
     if len(same) > 1:
         first_was = "" if everybody else f"; rank {rank} was first"
         evidence.append(f"the same error on {rank_list(same)}{first_was}")
+    if lead.copies > 1:
+        evidence.append(f"{lead.copies} processes raised it at once: the same error on several ranks")
     if lead.kind is LogKind.OOM:
         kind, why = Kind.OUT_OF_MEMORY, "it ran out of GPU memory"
         if line := logits_line(lead, logs.vocab_size, logs.seq_len):
@@ -180,8 +202,8 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
         elif lead.wanted_bytes:
             evidence.append(f"the failed allocation was {lead.wanted_bytes / (1 << 30):.2f} GiB")
     else:
-        kind, why = Kind.CRASH, f"it raised first: {lead.text[:160]}"
-    known = _known(lead)
+        kind, why = Kind.CRASH, f"it raised first: {_plain(lead.text)[:160]}"
+    known = _known(lead, first)
     if known is not None:
         evidence.append(f"known: {known.cause} ({known.source})")
     evidence += [*where_others_stood(logs, same | {rank or 0}), *_cascade(logs, lead)]
@@ -190,16 +212,24 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
         why = why.replace("it raised first", "it raised what all ranks did")
     culprits = tuple(_culprit(lead, one, why, logs) for one in named)
     timed = all(finding.t for finding in first) or root is not None
-    reason = f"rank {rank} failed first: {lead.text[:200]}" if rank is not None else lead.text[:200]
+    said = _plain(lead.text)[:200]
+    reason = f"rank {rank} failed first: {said}" if rank is not None else said
     if everybody:
-        reason = f"every rank failed alike: {lead.text[:200]}"
+        reason = f"every rank failed alike: {said}"
     confidence = 0.9 if timed or len(first) == 1 or everybody else 0.75
     fix = known.fix if known else out_of_memory_fix(lead.frames) if lead.kind is LogKind.OOM else ""
     return Verdict(kind, culprits, confidence, reason, tuple(evidence), fix=fix)
 
 
-def _known(lead: LogFinding) -> KnownError | None:
-    return known_error(lead.text) or known_exception(lead.text)
+def _known(lead: LogFinding, first: Sequence[LogFinding]) -> KnownError | None:
+    """What is known of an error, or of what was said of the same rank right beside it."""
+    beside = (
+        known
+        for other in first
+        if other.rank in (lead.rank, None) and abs(other.order - lead.order) < _BESIDE_LINES
+        if (known := known_error(other.text))
+    )
+    return known_error(lead.text) or next(beside, None) or known_exception(lead.text)
 
 
 def _start_waits(logs: LogEvidence) -> Verdict | None:
@@ -225,6 +255,10 @@ def _start_waits(logs: LogEvidence) -> Verdict | None:
 
 
 _ADDRESS = re.compile(r"connect to (?:any network address of )?\(?\[?([\w.\-:]+?)\]?(?:, |:)(\d+)")
+_ASK_WHO = (
+    "ask who ended it: the scheduler (sacct -j JOB -o State: TIMEOUT, PREEMPTED, CANCELLED), a person, the "
+    "end of a login session; then resume from the last checkpoint"
+)
 _SLURM_ENDS = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEUE)", re.I)
 
 
@@ -238,21 +272,22 @@ def _from_outside(logs: LogEvidence, root: LogFinding | None) -> Verdict | None:
     told = next((finding for finding in ends if _SLURM_ENDS.search(finding.text)), ends[0])
     known = known_error(told.text)
     evidence = [told.text[:300]]
+    fix = known.fix if known else _ASK_WHO
+    failed = next((match for f in ends if (match := NODE_FAILED.search(f.text))), None)
     if known is not None:
         reason = known.cause
         evidence.append(f"known: {known.cause} ({known.source})")
-    elif "KeyboardInterrupt" in told.text:
-        reason = "the job was interrupted (Ctrl-C, SIGINT); no rank had failed before"
-    else:
-        reason = "the launcher was told to end by a signal from outside; no rank had failed before"
-    fix = (
-        known.fix
-        if known
-        else (
-            "ask who ended it: the scheduler (sacct -j JOB -o State: TIMEOUT, PREEMPTED, CANCELLED), "
-            "a person, or the login session that closed; then resume from the last checkpoint"
+    if failed is not None:
+        node = failed["host"] or failed["node"]
+        reason = f"node {node} failed, and Slurm ended the job"
+        fix = (
+            f"sbatch --exclude={node} --requeue and resume from the last checkpoint; `sinfo -R` and the "
+            f"kernel's log of {node} tell why it failed"
         )
-    )
+    elif known is None and "KeyboardInterrupt" in told.text:
+        reason = "the job was interrupted (Ctrl-C, SIGINT); no rank had failed before"
+    elif known is None:
+        reason = "the launcher was told to end by a signal from outside; no rank had failed before"
     return Verdict(Kind.FROM_OUTSIDE, (), 0.8, reason, tuple(evidence), fix=fix)
 
 

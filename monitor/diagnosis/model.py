@@ -248,6 +248,7 @@ class LogFinding(msgspec.Struct, omit_defaults=True, kw_only=True):
     timeout_ms: int | None = None
     wanted_bytes: int | None = None  # out of memory: the failed allocation
     exit_code: int | None = None
+    copies: int = 1  # tracebacks of several ranks that ran into one another and end in this line
     trained: int = 0  # lines that tell of progress before it in its file
 
 

@@ -129,7 +129,8 @@ _BY_KIND: dict[Kind, str] = {
     "its own user, is the kernel or a driver: restart with sbatch --exclude=NODE",
     Kind.COLLECTIVE_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.ORDER_MISMATCH: "every rank must make the same collectives in the same order",
-    Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) or use an object collective",
+    Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) and cast to one type, or use an "
+    "object collective",
     Kind.PHASE_MISMATCH: "equalise the steps per rank (drop_last=True, or the Join context manager)",
     Kind.NETWORK: "run the NCCL tests between the nodes, check links and XID errors, shorten the timeout",
     Kind.ADDRESS_IN_USE: "use --standalone or another --master-port; look for leftovers with `ss -ltnp`",
@@ -138,6 +139,7 @@ _BY_KIND: dict[Kind, str] = {
     Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, low-memory loading, or more host memory per node",
 }
 
+_OUT_OF_STEP = frozenset({Kind.COLLECTIVE_MISMATCH, Kind.SIZE_MISMATCH, Kind.ORDER_MISMATCH})
 _CAUGHT_OOM = re.compile(r"except block|out of memory|OutOfMemory")
 
 
@@ -163,7 +165,9 @@ def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
         return (f"read the log of rank {culprit.rank}: the first error, not the last", *verdict.next)
     if pid:
         return (f"{at_host}py-spy dump --native --pid {pid}", *verdict.next)
-    if culprit and not verdict.next:
+    if verdict.kind in _OUT_OF_STEP and not verdict.next:
+        return ("TORCH_DISTRIBUTED_DEBUG=DETAIL at the next start: it names the first call that differs",)
+    if culprit and not verdict.next and verdict.kind is not Kind.RANK_MISSING:
         return (f"read the log of rank {culprit.rank}: the first error, not the last",)
     return verdict.next
 

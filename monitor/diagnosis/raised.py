@@ -22,8 +22,8 @@ def _raised(text: str, cause: str, fix: str, source: str) -> tuple[re.Pattern[st
 
 _RAISED = (
     _raised(
-        r"No space left on device|Disk quota exceeded",
-        "the file system that it wrote to is full",
+        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos",
+        "a file could not be written to its end: the file system is full, or over its quota",
         "free space (`df -h`, and the quota) or write elsewhere; keep fewer checkpoints "
         "(save_total_limit); a checkpoint that was cut must not be loaded",
         "errno(3), ENOSPC and EDQUOT",
@@ -53,6 +53,20 @@ _RAISED = (
         "of rows, as in a last batch that is not full",
         _PAD,
         "pytorch/pytorch ProcessGroupGloo.cpp",
+    ),
+    _raised(
+        r"^Fatal Python error: (?:Segmentation fault|Illegal instruction)",
+        "native code crashed; the line is the Python call that led into it",
+        "suspect compiled extensions (of another torch, CUDA or C library), the driver, NCCL and its "
+        "plugins; a core file (ulimit -c unlimited) with gdb names the native function",
+        "Python, faulthandler",
+    ),
+    _raised(
+        r"cannot identify image file|(?:invalid|unexpected end of) (?:gz|tar|zip|header)"
+        r"|ReadError|BadZipFile|truncated (?:image|file|data)",
+        "a file of the data set is broken or not what it is taken for",
+        "look at the file that the message names; check all of them once before the job, or skip them",
+        "Python, tarfile, zipfile and PIL",
     ),
     _raised(
         r"DDP expects same model across all ranks",
