@@ -244,3 +244,56 @@ def test_a_rank_in_teardown_is_shown_with_the_line_that_raised_in_its_log() -> N
     assert verdict.kind == "teardown"
     assert verdict.culprits[0].frame.startswith("main (/home/u/job.py:42); now in _shutdown")
     assert "IndexError" in verdict.culprits[0].why
+
+
+LOST_IN_A_TRY = """def step(x):
+    try:
+        backward(x)
+    except RuntimeError:
+        return None
+
+def main():
+    for x in data:
+        step(x)
+        reduce(x)"""
+FEWER_TURNS = """def push(shards):
+    for shard in shards:
+        reduce(shard)
+
+def main():
+    while True:
+        push(mine)
+        broadcast(weights)"""
+NEXT_EPOCH = """def epoch(e):
+    broadcast(seed)
+    for x in loader:
+        model(x).backward()
+
+def main():
+    for e in range(5):
+        epoch(e)"""
+ENGINE = [Frame("_engine_run_backward", "torch/autograd/graph.py", 979)]
+
+
+@pytest.mark.parametrize(
+    ("body", "inside", "other"),
+    [
+        (LOST_IN_A_TRY, [("step", 3), ("main", 9)], [("main", 10)]),
+        (FEWER_TURNS, [("push", 3), ("main", 7)], [("main", 8)]),
+    ],
+)
+def test_who_left_a_call_without_what_the_other_waits_in_there_is_named(
+    body: str, inside: list[tuple[str, int]], other: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(body)
+    ranks = rank(0, in_call("all_reduce", script, *inside)), rank(1, in_call("broadcast", script, *other))
+    assert named(verdict_on(*ranks)) == {1}
+
+
+def test_a_rank_at_the_start_of_the_next_epoch_is_named_not_the_one_in_a_known_phase(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(NEXT_EPOCH)
+    again = rank(0, in_call("broadcast", script, ("epoch", 2), ("main", 8)))
+    inside = rank(1, [*ENGINE, Frame("epoch", str(script), 4), Frame("main", str(script), 8)])
+    assert named(verdict_on(again, inside)) == {0}

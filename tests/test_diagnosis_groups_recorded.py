@@ -175,3 +175,44 @@ def test_a_recorder_that_does_not_answer_says_nothing_of_a_rank_whose_stack_was_
     verdict = verdict_on(ranks, [recorder(0, [], [("0", 1, "all_reduce", MAIN)])])
     assert (verdict.kind, verdict.culprits) == ("network-or-hardware", ())
     assert not any("no-dump" in text for text in verdict.evidence)
+
+
+LAZY_GROUP = """class Exporter:
+    def group(self, ranks):
+        if self._group is None:
+            self._group = dist.new_group(ranks=ranks)
+        return self._group
+
+    def collect(self):
+        ranks = [0, 1]
+        if dist.get_rank() not in ranks:
+            return None
+        dist.all_gather(parts, scales, group=self.group(ranks))
+
+def main():
+    exporter.collect()
+    dist.new_group()"""
+EARLY_RETURN = """def head(rank):
+    if rank != 0:
+        return None
+    return dist.new_group([0])
+
+def main():
+    head(rank)
+    dist.new_group()"""
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "odd", "did"),
+    [(LAZY_GROUP, 15, {2}, "has not made"), (EARLY_RETURN, 8, {0}, "has made")],
+)
+def test_a_group_made_by_some_ranks_is_found_behind_a_call_that_only_they_make(
+    body: str, line: int, odd: set[int], did: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "export.py"
+    script.write_text(body)
+    making = [Frame("_new_process_group_helper", C10D, 2100), Frame("new_group", C10D, 5500)]
+    stack = [*making, Frame("main", str(script), line)]
+    verdict = verdict_on([rank(number, stack) for number in range(3)], [])
+    assert {culprit.rank for culprit in verdict.culprits} == odd
+    assert did in verdict.culprits[0].why

@@ -52,6 +52,34 @@ def test_what_an_ended_rank_left_behind_is_not_the_rank(tmp_path: Path) -> None:
         job.wait()
 
 
+SPAWNS = """
+import multiprocessing, time
+if __name__ == "__main__":
+    ranks = [multiprocessing.Process(target=time.sleep, args=(600,)) for _ in range(3)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+"""
+
+
+def test_processes_that_a_plain_script_starts_and_joins_are_its_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "fleet.py"
+    script.write_text(SPAWNS)
+    job = subprocess.Popen([sys.executable, script], start_new_session=True)
+    children = psutil.Process(job.pid).children
+    try:
+        wait_for(lambda: [trainer.pid for trainer in find_trainers([job.pid])] != [job.pid])
+        wait_for(lambda: len(find_trainers([job.pid])) == 3)
+        found = find_trainers([job.pid])
+        assert [(trainer.rank, trainer.pid) for trainer in found] == [
+            (number, child.pid) for number, child in enumerate(sorted(children(), key=lambda c: c.pid))
+        ]
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
+
+
 def _parents(session: int, rank: str) -> set[int]:
     return {psutil.Process(pid).ppid() for pid in _of_session(session, rank)}
 

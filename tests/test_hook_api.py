@@ -60,6 +60,18 @@ def test_the_run_directory_and_the_rank_come_from_the_environment(tmp_path, monk
     assert read_beat(rundir.RunDir(tmp_path).beat_file(7)).phase == "end"
 
 
+def test_a_rank_that_the_environment_does_not_name_asks_the_process_group(tmp_path, monkeypatch):
+    """Ranks of torch.multiprocessing's spawn are told theirs as an argument."""
+    import torch.distributed as dist
+
+    monkeypatch.delenv("RANK", raising=False)
+    assert Hook.start(tmp_path / "alone").rank == 0
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 2)
+    with Hook.start(tmp_path / "spawned") as hook:
+        assert hook.rank == 2
+
+
 def test_without_a_run_directory_nothing_is_written_and_everything_may_be_called(tmp_path, monkeypatch):
     monkeypatch.delenv("FTDASH_RUN_DIR", raising=False)
     monkeypatch.chdir(tmp_path)

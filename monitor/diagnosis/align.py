@@ -194,7 +194,7 @@ def _group_fault(
         kinds, tied = _minority({rank: _dtypes(entry) for rank, entry in here.items()})
         if kinds:
             return fault(Fault.DTYPE, kinds, tied)
-        if open_ranks:
+        if open_ranks and len(members) > 1:  # of one rank's calls alone it is not known whom they are with
             if absent:
                 return fault(Fault.NO_DUMP, frozenset(absent))
             return fault(Fault.EQUAL, frozenset())

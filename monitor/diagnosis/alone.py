@@ -37,6 +37,12 @@ def _not_where_others_poll(readable: Sequence[View]) -> Verdict | None:
     )
 
 
+_ASKED_FOR = (
+    "see what the line asks for (a file, a socket, a counter) and who ought to give it; a limit on the wait "
+    "turns the hang into an error that says so"
+)
+
+
 def _all_stand(readable: Sequence[View]) -> Verdict:
     """No rank waits for another one and none moves: all at one place wait for something outside of the job.
 
@@ -54,11 +60,10 @@ def _all_stand(readable: Sequence[View]) -> Verdict:
         asks = "asks again and again" if all(view.polls for view in readable) else "waits"
         reason = f"nobody differs: every rank {asks} for something that no rank of the job gives"
         if late:
-            return Verdict(
-                Kind.NETWORK, (), 0.8, reason, (*evidence, endless.late_words(readable[0].evidence))
-            )
+            late_words = endless.late_words(readable[0].evidence)
+            return Verdict(Kind.ALL_OUTSIDE, (), 0.8, reason, (*evidence, late_words), fix=_ASKED_FOR)
         against = ("how long the job's steps take is not known: it may be fed from outside and wait for it",)
-        return Verdict(Kind.NETWORK, (), 0.5, reason, evidence, against)
+        return Verdict(Kind.ALL_OUTSIDE, (), 0.5, reason, evidence, against, fix=_ASKED_FOR)
     return Verdict(
         Kind.HEALTHY, (), 0.4, "no rank waits for another; nothing moved between the samples", evidence
     )

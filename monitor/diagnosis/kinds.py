@@ -23,6 +23,7 @@ A hang, culprits named:
 No hang, nobody named:
   slow                   somebody is working, the others wait; nobody is stuck
   healthy                everybody moves
+  all-ranks-outside      all ranks wait in their own code for what no rank gives: nobody differs
   network-or-hardware    all ranks do the same and it does not end: nobody differs
   no-evidence            nothing could be read
 After the fact, from logs:
@@ -60,6 +61,7 @@ class Kind(StrEnum):
     EXTERNAL_PEER = "external-peer"
     SLOW = "slow"
     HEALTHY = "healthy"
+    ALL_OUTSIDE = "all-ranks-outside"
     NETWORK = "network-or-hardware"
     NO_EVIDENCE = "no-evidence"
     OUT_OF_MEMORY = "out-of-memory"
@@ -70,4 +72,6 @@ class Kind(StrEnum):
 
 
 # Kinds that name nobody.
-NO_CULPRIT = frozenset({Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.NO_EVIDENCE, Kind.FROM_OUTSIDE})
+NO_CULPRIT = frozenset(
+    {Kind.SLOW, Kind.HEALTHY, Kind.ALL_OUTSIDE, Kind.NETWORK, Kind.NO_EVIDENCE, Kind.FROM_OUTSIDE}
+)

@@ -17,6 +17,7 @@ def _headline(diagnosis: Diagnosis) -> str:
     titles = {
         Kind.SLOW: "slow, not stuck",
         Kind.HEALTHY: "healthy: nobody is stuck",
+        Kind.ALL_OUTSIDE: "nobody differs: all wait outside of any collective",
         Kind.NETWORK: "nobody differs: network or hardware",
         Kind.NO_EVIDENCE: "no evidence",
         Kind.FROM_OUTSIDE: "ended from outside: no rank failed",

@@ -36,7 +36,7 @@ def stack_verdict(views: Sequence[View], sample: Sample) -> Verdict:
 
 _REASONS = 3  # told in full, of those why ranks could not be looked at
 # Verdicts that hold only when every rank was looked at.
-_NEEDS_ALL = frozenset({Kind.NETWORK, Kind.RENDEZVOUS, Kind.STORE, Kind.NO_EVIDENCE})
+_NEEDS_ALL = frozenset({Kind.ALL_OUTSIDE, Kind.NETWORK, Kind.RENDEZVOUS, Kind.STORE, Kind.NO_EVIDENCE})
 
 
 def _without(missing: Sequence[View], verdict: Verdict) -> Verdict:
@@ -262,6 +262,8 @@ def _outside(waiting: Sequence[View], outside: Sequence[View], two: bool) -> Ver
         stuck = [view for view in candidates if not static_slow(view)]
         if not stuck:
             return slow(candidates, waiting, guess=True)
+    if all(view.sleeps_briefly for view in stuck):
+        return slow(stuck, waiting, guess=True)
     if verdict := key_not_set(waiting, stuck, two):
         return verdict
     working = [view for view in candidates if view not in stuck]

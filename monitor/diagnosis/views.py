@@ -15,6 +15,7 @@ from ftdash.monitor.diagnosis.model import (
     DumpFailure,
     Frame,
     ProcessEvidence,
+    ProcState,
     RankEvidence,
     Sample,
 )
@@ -23,6 +24,8 @@ from ftdash.monitor.diagnosis.motion import Motion
 FUTEX_SYSCALL = 202
 _FLOCK = 73
 _SLEEPING = (230, 35)  # clock_nanosleep, nanosleep
+_SLEEP = re.compile(r"\bsleep\(\s*(\d+(?:\.\d*)?)\s*\)")
+_BRIEF_S = 5.0  # as far apart as the looks of a confirmed verdict
 # read, write, open, pread64, pwrite64, readv, writev, connect, accept, wait4, flock, fsync, fdatasync,
 # waitid, openat, accept4 of x86-64: for files, pipes and children. A collective spins or waits in a futex.
 _ON_FILES = frozenset({0, 1, 2, 17, 18, 19, 20, 42, 43, 61, 73, 74, 75, 247, 257, 288})
@@ -98,6 +101,12 @@ class View:
         return self.wait is Wait.LOCK or self.evidence.proc.syscall == _FLOCK
 
     @property
+    def sleeps_briefly(self) -> bool:
+        """In a sleep whose line says that it lasts longer than it was looked at, and ends within seconds."""
+        match = None if self.polls or not _by_the_clock(self.evidence.proc) else _SLEEP.search(self.text)
+        return match is not None and self.motion.interval_s < float(match[1]) <= _BRIEF_S
+
+    @property
     def leaves(self) -> bool:
         """On its way out: in a library's teardown, or in a cleanup of the user's after all loops."""
         if self.wait is Wait.TEARDOWN:
@@ -131,7 +140,7 @@ class View:
 
     @property
     def op(self) -> str:
-        return self.reading.op or (self.wait if self.in_collective else "")
+        return self.reading.op or ("wait" if self.in_collective else "")
 
     def culprit(self, why: str) -> Culprit:
         frame = self.shown_frame
@@ -229,6 +238,11 @@ def blocked_in_lock(reading: Reading, syscall: int | None) -> bool:
     return bool(text) and source.says_lock(text) and syscall in (None, FUTEX_SYSCALL)
 
 
+def _by_the_clock(proc: ProcState) -> bool:
+    """Whether the main thread sleeps for a time, and not until something comes."""
+    return proc.syscall in _SLEEPING or "nanosleep" in proc.wchan
+
+
 def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
     """The wait of a thread whose deepest Python frame is the user's own line: C code may wait below it."""
     own_deepest = reading.telling is not None and frames.origin(reading.telling) is Origin.OWN
@@ -236,7 +250,7 @@ def _corrected(reading: Reading, text: str, evidence: RankEvidence) -> Wait:
         return reading.wait
     if evidence.proc.syscall in _ON_FILES:
         return Wait.OWN
-    if evidence.proc.syscall in _SLEEPING or "nanosleep" in evidence.proc.wchan:
+    if _by_the_clock(evidence.proc):
         return Wait.OWN
     if source.says_store(text):
         return Wait.STORE

@@ -43,6 +43,7 @@ _DECIDED_BY_STACKS = frozenset(
         Kind.SAVE_ON_ONE,
         Kind.EVAL_ON_ONE,
         Kind.EXTERNAL_PEER,
+        Kind.ALL_OUTSIDE,
         Kind.SLOW,
         Kind.HEALTHY,
     }
@@ -166,7 +167,7 @@ def _log_overrides(by_logs: Verdict, chosen: Verdict) -> bool:
     """Whether a rank's logged first failure explains the hang that the other evidence shows."""
     if by_logs.kind not in (Kind.OUT_OF_MEMORY, Kind.HOST_OUT_OF_MEMORY, Kind.CRASH):
         return False
-    if chosen.kind in (Kind.SLOW, Kind.HEALTHY, Kind.NETWORK, Kind.UNDUMPABLE):
+    if chosen.kind in (Kind.SLOW, Kind.HEALTHY, Kind.ALL_OUTSIDE, Kind.NETWORK, Kind.UNDUMPABLE):
         return bool(by_logs.culprits)
     blamed = {culprit.rank for culprit in by_logs.culprits}
     named = {culprit.rank for culprit in chosen.culprits}

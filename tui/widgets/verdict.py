@@ -19,7 +19,7 @@ from ftdash.tui import theme
 from ftdash.tui.widgets.lines import Line, LineWidget
 
 CALM = (Kind.HEALTHY, Kind.SLOW)
-UNKNOWING = (Kind.NO_EVIDENCE, Kind.NETWORK)
+UNKNOWING = (Kind.NO_EVIDENCE, Kind.ALL_OUTSIDE, Kind.NETWORK)
 LABEL = 10  # cells of the left column
 ROOMY = 100  # columns from which the title has room for words
 LONGEST_SENTENCE = 3  # lines of the first sentence, unless all evidence is shown
