@@ -59,6 +59,7 @@ class ProcState(msgspec.Struct, omit_defaults=True):
     cpu_s: float = 0.0
     main_wanted_s: float = 0.0  # main thread: time on a core and in the queue for one
     transport_wanted_s: float = 0.0  # the same, of the threads that move gloo's bytes
+    unsent: int = 0  # bytes before the other side of the TCP connection that the main thread sends to
     rss: int = 0
     read_chars: int = 0  # all reads and writes, page cache included
     write_chars: int = 0

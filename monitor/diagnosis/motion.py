@@ -37,6 +37,7 @@ class Motion:
     sleeps: int = 0
     read_bytes: int = 0
     written_bytes: int = 0
+    drains: bool = False  # the other side of the connection that it sends to takes bytes
     grown_bytes: int = 0
     beat_changed: bool = False
     children_move: bool = False
@@ -74,6 +75,8 @@ class Motion:
             said.append(f"it read {_amount(self.read_bytes)}")
         if self.busy:
             said.append(f"it used {self.cpu:.0%} of a core")
+        if self.drains:
+            said.append("what it sends is taken")
         if self.transport > _TRANSPORTS:
             said.append("its collective moves bytes")
         if self.children_move:
@@ -203,6 +206,7 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         sleeps=new.main_sleeps - old.main_sleeps,
         read_bytes=max(0, new.read_chars - old.read_chars, new.read_bytes - old.read_bytes),
         written_bytes=max(0, new.write_chars - old.write_chars, new.write_bytes - old.write_bytes),
+        drains=bool(new.unsent and old.unsent and new.unsent != old.unsent),
         grown_bytes=new.rss - old.rss,
         beat_changed=beat,
         children_move=move,
@@ -226,7 +230,11 @@ def _threads_move(before: RankEvidence, after: RankEvidence) -> bool:
     )
     for thread in after.threads:
         earlier = old.get(thread.os_tid)
-        if thread is main or earlier is None:
+        if thread is main:
+            continue
+        if earlier is None:  # of a pool that was made in between
+            if thread.wanted_s / interval_s > _BUSY and "_worker" in frames.read_thread(thread).names:
+                return True
             continue
         first, second = frames.read_thread(earlier), frames.read_thread(thread)
         if (thread.wanted_s - earlier.wanted_s) / interval_s > _BUSY and not _turns(first, second):
@@ -356,7 +364,7 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
         return True
     if motion.sleeps >= _SLEEPS and second.names & knowledge.RECEIVES and second.blocked_by is not None:
         return True  # a blocked read wakes up when something has come
-    if motion.sleeps and _sends(second):
+    if motion.drains or (motion.sleeps and _sends(second)):
         return True  # the other side took something: nothing else ends a blocked write
     if motion.sleeps >= _SLEEPS and _runs_coroutines(second):
         return True

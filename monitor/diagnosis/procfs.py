@@ -12,6 +12,7 @@ from ftdash.monitor.diagnosis.model import ProcState
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SIGUSR2_BIT = 1 << (12 - 1)
+_SEND_SYSCALLS = ("1", "20", "40", "44", "46")  # write, writev, sendfile, sendto, sendmsg of x86-64
 _TRANSPORT = "gloo_tcp_loop"  # thread of gloo/transport/tcp/loop.cc
 
 
@@ -70,6 +71,26 @@ def _transport_wanted_s(pid: int, threads: Sequence[str]) -> float:
     return sum(_wanted_s(task) for task in tasks if text(f"{task}/comm").strip() == _TRANSPORT)
 
 
+def _unsent(pid: int, syscall: Sequence[str]) -> int:
+    """Bytes that the other side of a TCP connection has not taken, while the main thread waits to send more.
+
+    `syscall` is /proc/PID/syscall: its number and arguments, the file descriptor first.
+    """
+    if len(syscall) < 2 or syscall[0] not in _SEND_SYSCALLS:
+        return 0
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{int(syscall[1], 16)}")
+    except (OSError, ValueError):
+        return 0
+    inode = target.removeprefix("socket:[").removesuffix("]")
+    for family in ("tcp", "tcp6"):
+        for line in text(f"/proc/{pid}/net/{family}").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[9] == inode:
+                return int(fields[4].partition(":")[0], 16)
+    return 0
+
+
 def proc_state(pid: int) -> ProcState:
     """State and counters of a process; all empty when it is gone."""
     fields = _stat_fields(pid)
@@ -92,6 +113,7 @@ def proc_state(pid: int) -> ProcState:
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
         main_wanted_s=_wanted_s(f"/proc/{pid}"),
         transport_wanted_s=_transport_wanted_s(pid, threads),
+        unsent=_unsent(pid, syscall),
         rss=int(fields[21]) * _PAGE_BYTES,
         read_chars=io.get("rchar", 0),
         write_chars=io.get("wchar", 0),
