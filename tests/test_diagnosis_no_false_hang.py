@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -11,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ftdash.monitor.diagnosis import diagnose, live
+from ftdash.monitor.diagnosis import diagnose, live, procfs
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import Frame, ProcState, Sample
+from ftdash.monitor.diagnosis.model import Frame, ProcState, Sample, Thread
 from ftdash.monitor.diagnosis.processes import find_trainers
 from tests.support import zoo
 from tests.support.stacks import stack_of
@@ -56,10 +59,12 @@ def watch(folder: Path, case: str, seed: int) -> list[tuple[str, str]]:
     return said
 
 
-def looks(stacks: dict[int, list[Frame]], counters: Callable[[int, float], ProcState]) -> list[Sample]:
-    """Two looks at ranks that stand still, 5 s apart; `counters` tells what /proc said of a rank then."""
+def looks(
+    stacks: dict[int, list[Frame]], counters: Callable[[int, float], ProcState], apart_s: float = 5.0
+) -> list[Sample]:
+    """Two looks at ranks that stand still; `counters` tells what /proc said of a rank at each."""
     samples = []
-    for t in (1000.0, 1005.0):
+    for t in (1000.0, 1000.0 + apart_s):
         ranks = [stack_of(rank, frames) for rank, frames in stacks.items()]
         for one in ranks:
             assert one.process is not None
@@ -89,6 +94,85 @@ def test_a_rank_at_a_file_lock_waits_for_the_one_that_works(works: bool) -> None
     assert (verdict.kind is Kind.SLOW) == works
     assert bool(verdict.culprits) == (not works)
     assert ("rank 1 is" in verdict.reason) == works
+
+
+@pytest.mark.parametrize(
+    ("line", "apart_s", "kind"),
+    [
+        ("        time.sleep(1.5)  # the node is throttled", 0.5, Kind.SLOW),
+        ("        time.sleep(1.5)  # the node is throttled", 5.0, Kind.OUTSIDE),
+        ("        time.sleep(3600)", 0.5, Kind.OUTSIDE),
+        ("        while True: time.sleep(1.5)", 0.5, Kind.OUTSIDE),
+    ],
+)
+def test_a_short_sleep_seen_for_less_than_it_lasts_holds_nobody_up(
+    tmp_path: Path, line: str, apart_s: float, kind: Kind
+) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(f"def step(model):\n    for batch in model:\n{line}\n        reduce(batch)\n")
+    stacks = {0: IN_BARRIER, 1: [Frame("step", str(script), 3), MINE]}
+
+    def counters(rank: int, t: float) -> ProcState:
+        return ProcState(state="S", threads=1, cpu_s=1.0, syscall=230 if rank else 202)
+
+    verdict = diagnose(looks(stacks, counters, apart_s)).verdict
+    assert verdict.kind is kind
+    assert [culprit.rank for culprit in verdict.culprits] == ([] if kind is Kind.SLOW else [1])
+
+
+def test_what_a_slow_receiver_has_not_taken_yet_is_counted() -> None:
+    """A sender wakes up only when a third of its buffer is free: until then nothing else of it moves."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket; socket.create_connection(('127.0.0.1', {port})).sendall(bytes(1 << 26))"
+        with subprocess.Popen([sys.executable, "-c", code]) as sender:
+            try:
+                receiver, _ = server.accept()
+
+                def unsent(known: int = 0) -> int:
+                    return zoo.eventually(
+                        lambda: procfs.proc_state(sender.pid).unsent, lambda n: n > 0 and n != known
+                    )
+
+                with receiver:
+                    before = unsent()
+                    for _ in range(40):
+                        receiver.recv(1 << 16)
+                    assert 0 < unsent(before) != before
+            finally:
+                sender.kill()
+
+
+@pytest.mark.parametrize(("later", "kind"), [(90_000, Kind.SLOW), (120_000, Kind.OUTSIDE)])
+def test_a_rank_whose_bytes_are_taken_slowly_is_not_stuck(later: int, kind: Kind) -> None:
+    def counters(rank: int, t: float) -> ProcState:
+        return ProcState(state="S", threads=1, cpu_s=1.0, unsent=(120_000 if t == 1000.0 else later) * rank)
+
+    uploads = [Frame("upload", "/home/me/upload.py", 7), MINE]
+    assert diagnose(looks({0: IN_BARRIER, 1: uploads}, counters)).verdict.kind is kind
+
+
+@pytest.mark.parametrize(("wanted_s", "kind"), [(2.5, Kind.SLOW), (0.01, Kind.OUTSIDE)])
+def test_a_rank_that_makes_a_pool_in_every_round_works_in_its_newest(wanted_s: float, kind: Kind) -> None:
+    waits = [
+        Frame("Condition.wait", "/usr/lib/python3.11/threading.py", 327),
+        Frame("Future.result", "/usr/lib/python3.11/concurrent/futures/_base.py", 451),
+        Frame("dedup", "/home/me/prepare.py", 31),
+    ]
+    works = [
+        Frame("svd", f"{SITE}/numpy/linalg/_linalg.py", 1681),
+        Frame("sign", "/home/me/prepare.py", 11),
+        Frame("_WorkItem.run", "/usr/lib/python3.11/concurrent/futures/thread.py", 58),
+        Frame("_worker", "/usr/lib/python3.11/concurrent/futures/thread.py", 83),
+    ]
+    samples = looks(
+        {0: IN_BARRIER, 1: waits}, lambda rank, t: ProcState(state="S", threads=2, cpu_s=1.0, syscall=202)
+    )
+    for number, sample in enumerate(samples):
+        process = sample.ranks[1].process
+        assert process is not None
+        process.threads.append(Thread("ThreadPoolExecutor", 7000 + number, frames=works, wanted_s=wanted_s))
+    assert diagnose(samples).verdict.kind is kind
 
 
 @pytest.mark.parametrize(("share", "kind"), [(0.9, Kind.HEALTHY), (0.1, Kind.NETWORK)])

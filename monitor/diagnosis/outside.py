@@ -93,6 +93,6 @@ def slow(working: Sequence[View], waiting: Sequence[View], *, guess: bool = Fals
         0.6 if guess else 0.85,
         reason,
         tuple(evidence),
-        ("one sample only: take a second one to see whether it gets on",) if guess else (),
+        ("looked at too shortly to see whether it gets on: look again over some seconds",) if guess else (),
         next_steps,
     )
