@@ -18,7 +18,7 @@ import msgspec
 from ftdash.engine.planner.result import Prediction
 from ftdash.monitor.home import home
 from ftdash.monitor.reader import RunReader
-from ftdash.monitor.rundir import RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import RunDir, RunError, decode_json, write_atomic
 from ftdash.monitor.state import RunPhase, RunState
 
 FILE_VERSION = 1
@@ -83,7 +83,7 @@ def learned(path: Path | None = None) -> Calibration:
     """What `save` stored; empty when nothing was. A broken file is a notice, never an error."""
     source = path or calibration_path()
     try:
-        data = msgspec.json.decode(source.read_bytes(), type=CalibrationFile)
+        data = decode_json(source.read_bytes(), CalibrationFile)
     except FileNotFoundError:
         return Calibration()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -18,6 +18,7 @@ import msgspec
 
 from ftdash.engine import hardware
 from ftdash.monitor.home import home
+from ftdash.monitor.rundir import decode_json, write_atomic
 
 PROGRAM = "all_reduce_perf"
 LEAST_BYTES = 64 << 20  # smaller messages are bound by latency
@@ -73,15 +74,13 @@ _paths: dict[tuple[str | None, ...], Path] = {}
 @cache
 def _stored(path: Path) -> tuple[LinkRate, ...]:
     try:
-        return tuple(msgspec.json.decode(path.read_bytes(), type=LinksFile).links)
+        return tuple(decode_json(path.read_bytes(), LinksFile).links)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return ()
 
 
 def save(rate: LinkRate) -> Path:
     """Store it in the place of an older one of the same GPU and link; returns where."""
-    from ftdash.monitor.rundir import write_atomic
-
     path = links_path()
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     kept = [old for old in _stored(path) if (old.gpu, old.link) != (rate.gpu, rate.link)]

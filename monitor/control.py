@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from ftdash.monitor.rundir import RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import RunDir, RunError, decode_json, write_atomic
 
 
 class Action(StrEnum):
@@ -102,7 +102,7 @@ def pending(run: RunDir, host: str, uid: int) -> list[tuple[Path, Request]]:
         try:
             if os.fstat(fd).st_uid != uid:
                 continue
-            found.append((path, msgspec.json.decode(os.read(fd, 65536), type=Request)))
+            found.append((path, decode_json(os.read(fd, 65536), Request)))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             continue
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ftdash.monitor.procs import signal_name
-from ftdash.monitor.rundir import Manifest, RankExit, RunDir
+from ftdash.monitor.rundir import Manifest, RankExit, RunDir, decode_json
 
 _LOG_TAIL_BYTES = 256 << 10
 _STDERR_TAIL_BYTES = 64 << 10
@@ -78,7 +78,7 @@ def error_file(run: RunDir, rank: int) -> tuple[float, str] | None:
     """
     path = Path(os.path.realpath(run.rank_log(rank, "stderr"))).parent / "error.json"
     try:
-        message = msgspec.json.decode(path.read_bytes(), type=_ErrorFile).message
+        message = decode_json(path.read_bytes(), _ErrorFile).message
         written = path.stat().st_mtime
     except (OSError, msgspec.MsgspecError, ValueError):
         return None

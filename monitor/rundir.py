@@ -25,12 +25,14 @@ import tempfile
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ftdash.monitor.home import home
 from ftdash.monitor.records import FORMAT_VERSION
+
+T = TypeVar("T")
 
 RUN_DIR_ENV = "FTDASH_RUN_DIR"
 NODES_ENV = "FTDASH_NODES"  # how many nodes the run has, told to their agents
@@ -126,6 +128,15 @@ def write_atomic(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def decode_json(data: bytes, kind: type[T]) -> T:
+    """The value of type `kind` in a file. Raises msgspec.DecodeError for all that is none, also where
+    it is nested so deeply that it cannot be read."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except RecursionError:
+        raise msgspec.DecodeError("nested too deeply") from None
 
 
 class RunDir:
@@ -228,7 +239,7 @@ class RunDir:
     def read_manifest(self) -> Manifest:
         """Raises RunError, naming the file, when it is missing, broken or not ours to read."""
         try:
-            manifest = msgspec.json.decode(self.manifest_path.read_bytes(), type=Manifest)
+            manifest = decode_json(self.manifest_path.read_bytes(), Manifest)
         except FileNotFoundError:
             raise RunError(f"no run.json in {self.path}: not a run directory") from None
         except OSError as error:

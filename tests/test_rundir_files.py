@@ -128,3 +128,11 @@ def test_of_ten_thousand_runs_only_the_newest_are_looked_at(tmp_path: Path, monk
     assert [run.run_id[-5:] for run in list_runs(tmp_path, newest=2)] == ["09997", "09999"]
     assert len(looked) == 3
     assert [run.run_id[-5:] for run in list_runs(tmp_path)] == ["00003", "09000", "09997", "09999"]
+
+
+@pytest.mark.parametrize("data", [b'{"a":' * 100_000, b"[" * 100_000, b"", b"5", b"\xff\xfe"])
+def test_a_manifest_that_is_none_is_told_by_its_file(tmp_path: Path, data: bytes) -> None:
+    run = make_run(tmp_path)
+    run.manifest_path.write_bytes(data)
+    with pytest.raises(RunError, match=r"run\.json is broken: "):
+        run.read_manifest()

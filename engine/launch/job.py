@@ -26,7 +26,7 @@ from ftdash.engine.launch.spec import LaunchError, LaunchSpec
 from ftdash.engine.model.load import resolve
 from ftdash.engine.plan import Plan
 from ftdash.monitor.agent.launcher import INJECT_ENV
-from ftdash.monitor.rundir import NODES_ENV, RUN_DIR_ENV, RunDir, RunError, write_atomic
+from ftdash.monitor.rundir import NODES_ENV, RUN_DIR_ENV, RunDir, RunError, decode_json, write_atomic
 
 MEETING_WAIT_S = 300.0
 PORTS = range(20_000, 32_000)
@@ -78,7 +78,7 @@ def read_job(run: RunDir) -> Job:
     """Raises RunError, naming the file."""
     path = run.config / "job.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Job)
+        return decode_json(path.read_bytes(), Job)
     except OSError as error:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
     except msgspec.DecodeError as error:
@@ -182,7 +182,7 @@ def _await(run: RunDir, attempt: str) -> Meeting:
     deadline = time.monotonic() + MEETING_WAIT_S
     while time.monotonic() < deadline:
         try:
-            meeting = msgspec.json.decode(path.read_bytes(), type=Meeting)
+            meeting = decode_json(path.read_bytes(), Meeting)
             if meeting.attempt == attempt:
                 return meeting
         except (OSError, msgspec.DecodeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ftdash.engine.slurm.options import SlurmOptions
-from ftdash.monitor.rundir import RunDir, write_atomic
+from ftdash.monitor.rundir import RunDir, decode_json, write_atomic
 
 
 class Submitted(msgspec.Struct):
@@ -22,7 +22,7 @@ def write_submitted(run: RunDir, submitted: Submitted) -> None:
 def read_submitted(run: RunDir) -> Submitted | None:
     """None for a run without a job."""
     try:
-        return msgspec.json.decode((run.config / "slurm.json").read_bytes(), type=Submitted)
+        return decode_json((run.config / "slurm.json").read_bytes(), Submitted)
     except (OSError, msgspec.DecodeError):
         return None
 

@@ -91,11 +91,11 @@ def _plan(args: argparse.Namespace) -> Plan | None:
     import msgspec
 
     from ftdash.engine.plan import Plan
-    from ftdash.monitor.rundir import find_run
+    from ftdash.monitor.rundir import decode_json, find_run
 
     if args.plan:
         try:
-            return Plan.from_dict(msgspec.json.decode(_folder("--plan", args.plan).read_bytes()))
+            return Plan.from_dict(decode_json(_folder("--plan", args.plan).read_bytes(), dict))
         except (OSError, msgspec.DecodeError, msgspec.ValidationError, TypeError) as error:
             raise UserError(f"--plan {args.plan}: no plan: {error}") from None
     stored = find_run(args.run, args.runs).read_manifest().plan if args.run is not None else None

@@ -20,6 +20,7 @@ from ftdash.engine.model.load import ModelError, preset_names, resolve
 from ftdash.engine.plan import Method, Plan, PlanError, Strategy
 from ftdash.engine.planner import evaluate
 from ftdash.engine.planner.result import Advice, Prediction
+from ftdash.monitor.rundir import decode_json
 from ftdash.tui import format as fmt
 from ftdash.tui import theme
 from ftdash.tui.messages import Changed, PlanHandedOver
@@ -383,8 +384,8 @@ class PlanPane(Pane):
         try:
             if path.stat().st_size > LARGEST_PLAN:
                 raise OSError("too large for a plan")
-            stored = msgspec.json.decode(path.read_bytes())
-            inner = stored.get("plan") if isinstance(stored, dict) else None
+            stored = decode_json(path.read_bytes(), dict)
+            inner = stored.get("plan")
             plan = Plan.from_dict(inner if isinstance(inner, dict) else stored)
         except OSError as error:
             self.cockpit.notice(f"cannot read {path}: {error.strerror or error}", severity="error")
