@@ -529,3 +529,20 @@ def test_torchs_marks_before_an_error_are_left_out(tmp_path):
     )
     verdict = verdict_of(line, tmp_path)
     assert verdict.culprits[0].why == "it raised first: CUDA error: uncorrectable ECC error encountered"
+
+
+def test_ranks_that_did_not_join_the_store_are_counted(tmp_path):
+    error = (
+        "torch.distributed.DistStoreError: Timed out after 9 seconds waiting for clients. 1/3 clients joined"
+    )
+    verdict = verdict_of(traced(0, error, 88, "init_process_group"), tmp_path)
+    assert verdict.kind == "rendezvous"
+    assert "2 ranks of 3 never joined" in verdict.reason
+    assert any("train.py:88" in line for line in verdict.evidence)
+
+
+def test_an_error_that_explains_nothing_is_still_told(tmp_path):
+    verdict = verdict_of(traced(0, LOST).replace("[rank0]: ", ""), tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [])
+    assert verdict.confidence <= 0.5
+    assert "Connection closed by peer" in verdict.reason

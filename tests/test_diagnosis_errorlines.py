@@ -104,7 +104,7 @@ def test_ncclls_reason_two_lines_below_is_the_first_failure(tmp_path):
     )
     assert verdict.kind == "crash"
     assert "ranks 3 and 1 took the same GPU (e2000)" in " ".join(verdict.evidence)
-    assert verdict_of(tmp_path, text).kind != "crash"
+    assert verdict_of(tmp_path, text).confidence < 0.5
 
 
 @pytest.mark.parametrize(

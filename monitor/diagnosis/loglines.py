@@ -69,6 +69,7 @@ STORE_WAIT = re.compile(
 )
 _RENDEZVOUS = re.compile(
     r"Rendezvous(?:Timeout|Closed|Connection|State)?Error|RendezvousClosed|rendezvous.*timed? ?out"
+    r"|waiting for clients\. \d+/\d+ clients joined"
     r"|client socket has (?:failed to connect|timed out after).{0,80}trying to connect"
     r"|client socket has failed to connect to any network address",
     re.I,

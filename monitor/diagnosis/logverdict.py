@@ -17,7 +17,7 @@ from ftdash.monitor.diagnosis.model import Culprit, Frame, LogEvidence, LogFindi
 from ftdash.monitor.diagnosis.oomtext import out_of_memory_fix
 from ftdash.monitor.diagnosis.raised import known_exception
 from ftdash.monitor.diagnosis.watchdogs import watchdog_verdict
-from ftdash.monitor.wording import rank_list
+from ftdash.monitor.wording import plural, rank_list
 
 _FIRST_KINDS = frozenset({LogKind.EXCEPTION, LogKind.OOM, LogKind.HOST_OOM})
 _LOGITS_WORDS = ("logits", "cross_entropy", "loss_function", "lm_head", ".float()")
@@ -242,6 +242,8 @@ def _start_waits(logs: LogEvidence) -> Verdict | None:
     met = _of_kind(logs, LogKind.RENDEZVOUS)
     if not met or logs.trained:
         return None
+    if verdict := _not_all_joined(met, logs):
+        return verdict
     lead = met[-1]
     address = next((m for finding in met if (m := _ADDRESS.search(finding.text))), None)
     reason = f"no rank started: nobody answers at {address[1]}:{address[2]}" if address else lead.text[:200]
@@ -254,6 +256,24 @@ def _start_waits(logs: LogEvidence) -> Verdict | None:
     )
 
 
+def _not_all_joined(met: Sequence[LogFinding], logs: LogEvidence) -> Verdict | None:
+    """The store's owner counted who came."""
+    for finding in met:
+        if count := _JOINED.search(finding.text):
+            missing = int(count[2]) - int(count[1])
+            owner = f"{finding.rank}" if finding.rank is not None else "0"
+            reason = f"{plural(missing, 'rank')} of {count[2]} never joined the store that rank {owner} keeps"
+            where = _own_line(finding.frames)
+            evidence = (finding.text[:300], *([f"rank {owner} waited at {where}"] if where else []))
+            fix = (
+                "look in the logs of the other ranks: not started, ended before (an import, a "
+                "model that is not there), or another MASTER_ADDR, MASTER_PORT or WORLD_SIZE"
+            )
+            return Verdict(Kind.RENDEZVOUS, (), 0.85, reason, evidence, fix=fix)
+    return None
+
+
+_JOINED = re.compile(r"(\d+)/(\d+) clients joined")
 _ADDRESS = re.compile(r"connect to (?:any network address of )?\(?\[?([\w.\-:]+?)\]?(?:, |:)(\d+)")
 _ASK_WHO = (
     "ask who ended it: the scheduler (sacct -j JOB -o State: TIMEOUT, PREEMPTED, CANCELLED), a person, the "
@@ -304,12 +324,25 @@ def _transport(logs: LogEvidence) -> Verdict | None:
 
 def _of_the_launcher(logs: LogEvidence, root: LogFinding | None) -> Verdict | None:
     if root is None or root.rank is None:
-        return None
+        return _unexplained(logs)
     how = endings.words(root.exit_code)
     culprit = _culprit(root, root.rank, f"it ended first, {how}", logs)
     reason = f"rank {root.rank} ended first ({how}); its own error is not in these logs"
     evidence = (*where_others_stood(logs), *_cascade(logs, root))
     return Verdict(Kind.CRASH, (culprit,), 0.6, reason, evidence, fix=endings.fix(root.exit_code))
+
+
+def _unexplained(logs: LogEvidence) -> Verdict | None:
+    """Errors, none of which says who failed: the first one is better told than nothing."""
+    raised = [f for f in _of_kind(logs, *_FIRST_KINDS, LogKind.PEER_CLOSED) if f.frames]
+    if not raised:
+        return None
+    lead = raised[0]
+    who = f"rank {lead.rank}" if lead.rank is not None else "a process"
+    where = _own_line(lead.frames)
+    evidence = (lead.text[:300], *([f"{who} stood at {where}"] if where else []))
+    against = ("who failed is not in these logs: look for those of the other ranks and of the launcher",)
+    return Verdict(Kind.CRASH, (), 0.4, f"{who} reported first: {_plain(lead.text)[:200]}", evidence, against)
 
 
 def log_evidence_for(logs: LogEvidence, chosen: Verdict) -> tuple[str, ...]:

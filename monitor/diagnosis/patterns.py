@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Verdict
+from ftdash.monitor.diagnosis.remedies import module_remedy, shown_remedy
 from ftdash.monitor.diagnosis.views import View
 from ftdash.monitor.hostname import node_name
 
@@ -34,7 +34,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.LOCK, Kind.DATA_LOADER],
         "api_cleanup_request _exitfunc _cleanup",
-        "start workers with forkserver (multiprocessing_context='forkserver'), or pin wandb below 0.25.1",
+        "start workers with forkserver (multiprocessing_context='forkserver'); or, where the finalizer is "
+        "wandb's, another version of it than 0.25.1 to 0.27",
         "wandb/wandb#12079",
     ),
     _pattern(
@@ -46,19 +47,21 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         [Kind.DATA_LOADER, Kind.LOCK],
         "_try_get_data _get_data _next_data",
-        "num_workers=0 to confirm, then multiprocessing_context='spawn'; TOKENIZERS_PARALLELISM=false",
+        "num_workers=0 to confirm; then multiprocessing_context='spawn', or TOKENIZERS_PARALLELISM=false, "
+        "if a tokenizer was used before the fork",
         "pytorch/pytorch#25158",
     ),
     _pattern(
         [Kind.SAVE_ON_ONE, Kind.PHASE_MISMATCH],
         "save_model save_pretrained save_checkpoint get_state_dict full_tensor state_dict __enter__",
-        "call save_model on every rank, outside `if is_main_process`: the library writes on rank 0 only",
+        "call the save on every rank, outside `if is_main_process`: the library itself writes on rank 0 only",
         "huggingface/transformers#10596",
     ),
     _pattern(
         [Kind.EVAL_ON_ONE],
         "evaluate gather_for_metrics evaluation_loop",
-        "start evaluation on every rank: do not derive the step from a progress bar that other ranks disable",
+        "start the evaluation on every rank, outside `if is_main_process`; a step counted by something that "
+        "only the main process has (a progress bar) starts it there alone, too",
         "huggingface/transformers#31532",
     ),
     _pattern(
@@ -84,19 +87,17 @@ PATTERNS: tuple[Pattern, ...] = (
         anyone=True,
     ),
     _pattern(
-        [Kind.PHASE_MISMATCH],
-        "_engine_run_backward",
-        "equalise the samples per rank (drop_last=True, or the Join context manager); the barrier or "
-        "all-reduce that the others wait in is innocent",
-        "pytorch/pytorch Join context manager",
-        anyone=True,
-    ),
-    _pattern(
         [Kind.COLLECTIVE_MISMATCH, Kind.ORDER_MISMATCH, Kind.PHASE_MISMATCH],
         "update_named_param update_model_params",
         "the rank hands weights to the vLLM server and waits for its worker, not for a training rank: look "
         "at the server's log, version, address and GPUs",
         "huggingface/trl#3608",
+    ),
+    _pattern(
+        [Kind.OUTSIDE],
+        "urlopen getresponse recv_into readinto",
+        "give the request a timeout, and let all ranks learn of its failure together",
+        "Python, socket timeouts",
     ),
     _pattern(
         [Kind.EXTERNAL_PEER],
@@ -131,7 +132,13 @@ _BY_KIND: dict[Kind, str] = {
     Kind.ORDER_MISMATCH: "every rank must make the same collectives in the same order",
     Kind.SIZE_MISMATCH: "pad to one size (accelerate's pad_across_processes) and cast to one type, or use an "
     "object collective",
-    Kind.PHASE_MISMATCH: "equalise the steps per rank (drop_last=True, or the Join context manager)",
+    Kind.PHASE_MISMATCH: "one of: equal numbers of batches on all ranks (drop_last=True, or the Join context "
+    "manager), if this rank ran out of data; or, if it left or skipped a step by a condition of its own "
+    "(early stop, bad loss, signal, time limit), all ranks decide together (all_reduce the flag). "
+    "The call that the others wait in is innocent",
+    Kind.SAVE_ON_ONE: "a save that gathers needs every rank: move it out of `if is_main_process`; what only "
+    "writes may stay there",
+    Kind.EVAL_ON_ONE: "an evaluation that gathers needs every rank: move it out of `if is_main_process`",
     Kind.NETWORK: "run the NCCL tests between the nodes, check links and XID errors, shorten the timeout",
     Kind.ADDRESS_IN_USE: "use --standalone or another --master-port; look for leftovers with `ss -ltnp`",
     Kind.RANK_MISSING: "see what that rank did instead of the call: its own log; flight recorder dumps "
@@ -139,8 +146,8 @@ _BY_KIND: dict[Kind, str] = {
     Kind.HOST_OUT_OF_MEMORY: "fewer loader workers, low-memory loading, or more host memory per node",
 }
 
+_ENDED_WITH_AN_ERROR = frozenset({Kind.OUT_OF_MEMORY, Kind.HOST_OUT_OF_MEMORY})
 _OUT_OF_STEP = frozenset({Kind.COLLECTIVE_MISMATCH, Kind.SIZE_MISMATCH, Kind.ORDER_MISMATCH})
-_CAUGHT_OOM = re.compile(r"except block|out of memory|OutOfMemory")
 
 
 def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
@@ -167,7 +174,7 @@ def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
         return (f"{at_host}py-spy dump --native --pid {pid}", *verdict.next)
     if verdict.kind in _OUT_OF_STEP and not verdict.next:
         return ("TORCH_DISTRIBUTED_DEBUG=DETAIL at the next start: it names the first call that differs",)
-    if culprit and not verdict.next and verdict.kind is not Kind.RANK_MISSING:
+    if culprit and not verdict.next and verdict.kind in _ENDED_WITH_AN_ERROR:
         return (f"read the log of rank {culprit.rank}: the first error, not the last",)
     return verdict.next
 
@@ -179,22 +186,15 @@ def _elsewhere(host: str) -> bool:
 def with_advice(verdict: Verdict, views: Sequence[View], *, over: bool = False) -> Verdict:
     """The verdict with the fix of the pattern that fits, and the next commands."""
     named = {culprit.rank for culprit in verdict.culprits}
-    fix = ""
-    for pattern in PATTERNS:
+    fix = shown_remedy(verdict, views)
+    for pattern in PATTERNS if not fix else ():
         if verdict.kind not in pattern.kinds:
             continue
         looked_at = [view for view in views if pattern.anyone or view.rank in named]
         if any(_names_of(view) & pattern.names for view in looked_at):
             fix = f"{pattern.fix} ({pattern.source})"
             break
-    if (
-        verdict.kind is Kind.COLLECTIVE_MISMATCH
-        and not fix
-        and any(map(_CAUGHT_OOM.search, verdict.evidence))
-    ):
-        fix = (
-            "do not retry on one rank alone: let the error end the job, or agree on the retry with all ranks"
-        )
+    fix = fix or module_remedy(verdict, views)
     if not fix:
         nodes = ",".join(dict.fromkeys(culprit.host for culprit in verdict.culprits if culprit.host))
         fix = _BY_KIND.get(Kind(verdict.kind), "").replace("NODE", nodes or "NODE")
