@@ -297,3 +297,41 @@ def test_a_rank_at_the_start_of_the_next_epoch_is_named_not_the_one_in_a_known_p
     again = rank(0, in_call("broadcast", script, ("epoch", 2), ("main", 8)))
     inside = rank(1, [*ENGINE, Frame("epoch", str(script), 4), Frame("main", str(script), 8)])
     assert named(verdict_on(again, inside)) == {0}
+
+
+@pytest.mark.parametrize(("guard", "culprit"), [("", 1), ("if retry:\n            ", 0)])
+def test_a_rank_past_the_backward_that_another_communicates_in_left_that_call_out(
+    guard: str, culprit: int, tmp_path: Path
+) -> None:
+    """A rank whose experts had no token has no exchange in its graph. Not where the backward is an extra one."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "class Exchange:\n    def backward(ctx, grad):\n        all_to_all(grad)\n\n"
+        f"def main():\n    for x in data:\n        {guard}loss(x).backward()\n        reduce(x)\n"
+    )
+    line = 8 if guard else 7
+    exchange = [Frame("all_to_all_single", C10D, 5140), Frame("Exchange.backward", str(script), 3)]
+    inside = rank(0, [*exchange, *ENGINE, Frame("main", str(script), line)])
+    past = rank(1, in_call("all_reduce", script, ("main", line + 1)))
+    assert named(verdict_on(inside, past)) == {culprit}
+
+
+GENERATED = """def batches():
+    for name in files:
+        if broken(name):
+            gather(name)
+        yield load(name)
+
+def main():
+    for x in batches():
+        reduce(x)"""
+
+
+def test_a_call_under_a_condition_of_a_loop_is_an_extra_one_not_a_turn_that_the_other_left(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(GENERATED)
+    extra = rank(0, in_call("all_gather", script, ("batches", 4), ("main", 8)))
+    usual = rank(1, in_call("all_reduce", script, ("main", 9)))
+    assert named(verdict_on(extra, usual)) == {0}

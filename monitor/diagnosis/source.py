@@ -134,6 +134,13 @@ def in_a_loop(frame: Frame) -> bool:
     return any(isinstance(node, Loop) and name == "body" for node, name in around(frame))
 
 
+@lru_cache(maxsize=4096)
+def in_every_turn(frame: Frame) -> bool:
+    """Whether a line stands in a loop of its function, under no condition inside of it."""
+    path = [node for node, name in around(frame) if name == "body" and isinstance(node, Loop | ast.If)]
+    return bool(path) and isinstance(path[-1], Loop)
+
+
 def _tries_again(frame: Frame) -> bool:
     """Whether a line is tried until it succeeds: the rank that is still there has failed once more."""
     return any(

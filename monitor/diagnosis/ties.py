@@ -26,9 +26,6 @@ def odd_ones(views: Sequence[View], key: Callable[[View], Hashable]) -> tuple[li
 _HINTS = (guards.handles_a_signal, source.in_except_block, guards.rank_condition)
 
 
-_UNTOLD = frozenset({Phase.UNKNOWN, Phase.TRAIN})
-
-
 def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
     """With no majority: the side that only some ranks are sent to, else the one that is behind."""
     sides: dict[Hashable, list[View]] = {}
@@ -61,17 +58,24 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
         if (
             source.may_be_left(parted[0], parted[1].line)
             or any(map(source.may_be_skipped, inside))
-            or any(map(source.in_a_loop, inside))
+            or any(map(source.in_every_turn, inside))
             or source.only_first_depends(parted[1], parted[0])
         ):
             return ahead
         if source.in_a_loop_before(parted[0], parted[1].line):
             return ahead
+        if _left_backward(behind[0], ahead[0]) and not source.only_first_depends(parted[0], parted[1]):
+            return ahead
     phases = [_phase_number(group[0]) for group in groups]
-    known = parted is None or _UNTOLD.isdisjoint(group[0].reading.phase for group in groups)
-    if phases[0] != phases[1] and known:
+    if parted is None and phases[0] != phases[1]:
         return groups[0] if phases[0] < phases[1] else groups[1]
     return behind if parted is not None else list(views)
+
+
+def _left_backward(view: View, other: View) -> bool:
+    """Whether one is in a collective of its backward and the other past it: its graph held no such call."""
+    steps = (view.reading.step, other.reading.step)
+    return steps[0] is Phase.BACKWARD and steps[1] is not Phase.BACKWARD
 
 
 def singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Hashable]) -> list[View]:
