@@ -8,6 +8,7 @@ Codes, stable for scripts:
     loss-repeated       the logged loss repeats to the last digit
     grad-spike          the gradient norm is ten times its median
     loss-not-falling    the loss is where it was at the start
+    loss-jump           the loss is far above what its own noise explains
     memory-creep        memory grows step after step
     memory-near-limit   a GPU is nearly full
     memory-fragmented   the allocator holds far more than was ever used
@@ -43,6 +44,7 @@ from statistics import correlation, median
 
 from ftdash.monitor.alerts_gpu import gpu_alerts
 from ftdash.monitor.alerts_host import processor_alerts
+from ftdash.monitor.alerts_loss import loss_alerts
 from ftdash.monitor.alerts_pace import near_hangs
 from ftdash.monitor.experts import ADVICE, expert_parallel_cost
 from ftdash.monitor.history import RankPast, RunHistory
@@ -71,9 +73,6 @@ class AlertLimits:
     checkpoint_late_s: float = 900.0  # where it is, at the earliest
     plan_missed: float = 0.2
     slower: float = 1.3
-    zero_losses: int = 3
-    same_losses: int = 5
-    flat_steps: int = 200
 
 
 DEFAULT_LIMITS = AlertLimits()
@@ -85,10 +84,7 @@ def find_alerts(
     """All alerts that hold now, errors first. Pure: the same state and history give the same alerts."""
     live = state.state in (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.STALLED)
     rules: list[Callable[[RunState, RunHistory, AlertLimits], Iterable[Alert]]] = [
-        _not_finite,
-        _odd_losses,
-        _grad_spike,
-        _flat_loss,
+        loss_alerts,
         _memory,
         _tokens,
         _experts,
@@ -175,83 +171,6 @@ class AlertBook:
     def entries(self) -> list[Entry]:
         """All entries kept, the newest first."""
         return self._entries[::-1]
-
-
-def _not_finite(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
-    loss = {rank: past.loss_nan for rank, past in history.ranks.items() if past.loss_nan is not None}
-    grad = {rank: past.grad_nan for rank, past in history.ranks.items() if past.grad_nan is not None}
-    if loss:
-        first = min(odd.first_step for odd in loss.values())
-        culprits = sorted(rank for rank, odd in loss.items() if odd.first_step == first)
-        text = f"loss is not finite since step {first} on {rank_list(culprits)}"
-        if len(loss) > len(culprits):
-            text += f"; {len(loss)} ranks by now"
-        yield Alert("loss-nan", "error", text + _steps_since(state, first), tuple(culprits))
-    grad_only = {rank: odd for rank, odd in grad.items() if rank not in loss}
-    if grad_only and not loss:
-        first = min(odd.first_step for odd in grad_only.values())
-        culprits = sorted(rank for rank, odd in grad_only.items() if odd.first_step == first)
-        repeated = max(odd.count for odd in grad_only.values())
-        steps = "1 step" if repeated == 1 else f"{repeated} steps"
-        text = (
-            f"gradient norm is not finite since step {first} ({steps}) while the loss looks clean: the"
-            " trainer's filter hides NaN losses (logging_nan_inf_filter), the weights may be ruined"
-        )
-        yield Alert("grad-nan", "error", text, tuple(culprits))
-
-
-def _steps_since(state: RunState, step: int) -> str:
-    return f" ({state.step - step} steps ago)" if state.step > step else ""
-
-
-def _odd_losses(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
-    zero = [rank for rank, past in history.ranks.items() if past.zero_losses >= limits.zero_losses]
-    if zero:
-        count = max(history.ranks[rank].zero_losses for rank in zero)
-        text = (
-            f"loss is exactly 0 for {count} steps on {rank_list(zero)}: no label tokens (all masked), an"
-            " underflow, or a hidden NaN"
-        )
-        yield Alert("loss-zero", "error", text, tuple(sorted(zero)))
-    same = [
-        rank
-        for rank, past in history.ranks.items()
-        if past.same_losses >= limits.same_losses and past.last_loss != 0.0
-    ]
-    if same:
-        past = history.ranks[same[0]]
-        text = (
-            f"loss repeats to the last digit ({past.last_loss:g}) for {past.same_losses + 1} steps on"
-            f" {rank_list(same)}: nothing is learned, or the trainer replaces NaN losses"
-        )
-        yield Alert("loss-repeated", "warning", text, tuple(sorted(same)))
-
-
-def _grad_spike(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
-    if history.grad_spike is None or state.step - history.grad_spike[0] > 50:
-        return
-    step, norm, usual = history.grad_spike
-    yield Alert(
-        "grad-spike",
-        "warning",
-        f"gradient norm {norm:.3g} at step {step}, {norm / usual:.0f} × its median {usual:.3g}",
-    )
-
-
-def _flat_loss(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:
-    """Compares the median of the run's first and newest tenth, at least twenty points each."""
-    losses = [(p.step, p.loss) for p in state.points if p.loss is not None and math.isfinite(p.loss)]
-    if len(losses) < 40 or losses[-1][0] - losses[0][0] < limits.flat_steps:
-        return
-    size = max(20, len(losses) // 10)
-    first = [loss for _, loss in losses[:size]]
-    newest = [loss for _, loss in losses[-size:]]
-    start, now = median(first), median(newest)
-    spread = 1.4826 * median(abs(loss - start) for loss in first)
-    if now < start - max(0.005 * abs(start), 2 * spread / math.sqrt(size)):
-        return
-    text = f"loss is not falling: {now:.4g} over the newest {size} points, {start:.4g} over the first {size}"
-    yield Alert("loss-not-falling", "warning", text)
 
 
 def _memory(state: RunState, history: RunHistory, limits: AlertLimits) -> Iterator[Alert]:

@@ -18,6 +18,7 @@ from math import isfinite
 from pathlib import Path
 
 from ftdash.monitor.experts import ExpertHistory
+from ftdash.monitor.losses import LossLevel
 from ftdash.monitor.records import Experts, RankSample, Step, to_float
 from ftdash.monitor.state import RankPhase, RankState, RunState
 from ftdash.monitor.stragglers import StragglerDetector
@@ -74,6 +75,7 @@ class RunHistory:
         self.ranks: dict[int, RankPast] = {}
         self.stragglers = StragglerDetector()
         self.experts = ExpertHistory()
+        self.losses = LossLevel()
         self.grad_norms: deque[tuple[int, float]] = deque(maxlen=LOSS_STEPS)
         self.grad_spike: tuple[int, float, float] | None = None  # step, norm, median before it
         self.disk: deque[tuple[float, int]] = deque(maxlen=20)  # when, bytes free
@@ -81,7 +83,7 @@ class RunHistory:
         self._rates: deque[float] = deque(maxlen=240)
         self._expert_counts: dict[int, tuple[int, ...]] = {}
         self._looked_at = 0.0
-        self._norm_step = -1
+        self._norm_step = self._loss_step = -1
         self._last_rate_step = -1
 
     def add_step(self, rank: int, step: Step) -> None:
@@ -106,7 +108,8 @@ class RunHistory:
         """A rank whose steps went back: it was started again, from a checkpoint or from nothing."""
         past = self.ranks[rank] = RankPast()
         self.stragglers.restart(rank)
-        self._norm_step = self._last_rate_step = -1
+        self.losses = LossLevel()
+        self._norm_step = self._loss_step = self._last_rate_step = -1
         return past
 
     def add_experts(self, records: Sequence[Experts]) -> None:
@@ -170,6 +173,9 @@ class RunHistory:
         if loss is not None:
             if not isfinite(loss):
                 past.loss_nan = _again(past.loss_nan, step)
+            elif step.step > self._loss_step:  # of one rank, whose noise is not less than that of their mean
+                self._loss_step = step.step
+                self.losses.add(step.step, loss)
             past.zero_losses = past.zero_losses + 1 if loss == 0.0 else 0
             past.same_losses = past.same_losses + 1 if loss == past.last_loss else 0
             past.last_loss = loss
