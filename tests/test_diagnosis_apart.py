@@ -101,7 +101,7 @@ def test_ranks_part_at_their_outermost_line_that_differs(tmp_path: Path) -> None
     assert f"called by steps ({script}:7)" in diagnosis.verdict.culprits[0].frame
 
 
-@pytest.mark.parametrize(("owner", "culprit"), [("rank == owner", 3), ("step % 5 == 0", 2)])
+@pytest.mark.parametrize(("owner", "culprit"), [("rank == owner", 3), ("step % 5 == 0", 2), ("spiky(x)", 3)])
 def test_who_reaches_the_others_call_by_a_way_of_its_own_is_named(
     owner: str, culprit: int, tmp_path: Path
 ) -> None:
@@ -303,7 +303,7 @@ def test_a_rank_at_the_start_of_the_next_epoch_is_named_not_the_one_in_a_known_p
 def test_a_rank_past_the_backward_that_another_communicates_in_left_that_call_out(
     guard: str, culprit: int, tmp_path: Path
 ) -> None:
-    """A rank whose experts had no token has no exchange in its graph. Not where the backward is an extra one."""
+    """A rank whose experts had no token has no exchange in its graph; not so where the backward is extra."""
     script = tmp_path / "job.py"
     script.write_text(
         "class Exchange:\n    def backward(ctx, grad):\n        all_to_all(grad)\n\n"

@@ -86,6 +86,8 @@ def test_of_two_ranks_in_one_line_the_one_in_another_group_is_named(full: bool) 
     verdict = verdict_on(ranks, dumps)
     assert [(culprit.rank, culprit.frame) for culprit in verdict.culprits] == [(3, f"clip ({JOB}:37)")]
     assert verdict.kind == "collective-mismatch"
+    assert "rank 2 waits" in verdict.culprits[0].why
+    assert "wrong process group" in verdict.culprits[0].why
 
 
 def test_two_ranks_at_odds_in_one_group_are_told_apart_by_their_stacks(tmp_path: Path) -> None:

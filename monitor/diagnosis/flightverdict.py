@@ -9,6 +9,7 @@ from ftdash.monitor.diagnosis.align import Alignment, Fault, GroupFault, align
 from ftdash.monitor.diagnosis.flight import user_frame
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, FlightDump, Frame, Verdict
+from ftdash.monitor.wording import rank_list
 
 _KINDS = {
     Fault.MISSING: Kind.RANK_MISSING,
@@ -41,10 +42,26 @@ def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupF
     if dump is None:
         return f"it left no flight recorder dump, and the others wait in {fault.title}"
     if rank in calls and fault.fault is not Fault.MISSING:
-        return f"it calls {calls[rank]} at {fault.title}"
+        made = f"it calls {calls[rank]} at {fault.title}"
+        meant = _meant_group(rank, calls[rank], alignment, fault)
+        if meant is None:
+            return made
+        waiting = rank_list(meant.waiting)
+        return (
+            f"{made}, and rank {waiting} waits for that call of it in {meant.title}: the wrong process group"
+        )
     last = dump.entries[-1] if dump.entries else None
     done = f"; its last call was {last.op}, sequence {last.seq}" if last else "; it recorded no call at all"
     return f"it has not made the call that the others wait in: {fault.title}{done}"
+
+
+def _meant_group(rank: int, call: str, alignment: Alignment, fault: GroupFault) -> GroupFault | None:
+    """Another group in which the others wait for the very operation that a rank makes here."""
+    for other in alignment.faults:
+        missing = other.fault is Fault.MISSING and rank in other.culprits
+        if missing and other.group != fault.group and call.split()[0] == other.op:
+            return other
+    return None
 
 
 def _untie(fault: GroupFault, dumps: Mapping[int, FlightDump]) -> frozenset[int]:

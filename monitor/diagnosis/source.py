@@ -176,6 +176,26 @@ def only_first_depends(first: Frame, second: Frame) -> bool:
     return bool(one - two) and not two - one
 
 
+_COUNTED = re.compile(
+    r"step|epoch|iter|every|interval|freq|period|world|warm|^(?:i|n|args|cfg|config|self)$", re.I
+)
+
+
+@lru_cache(maxsize=4096)
+def depends_on_data(first: Frame, second: Frame) -> bool:
+    """Whether the first of two lines of one function stands under an `if` of its own that ranks may see
+    differently: one that asks for more than how far the run is."""
+    around_second = {node for node, _ in around(second)}
+    tests = [n.test for n, _ in around(first) if isinstance(n, ast.If) and n not in around_second]
+    asked = {
+        node.attr if isinstance(node, ast.Attribute) else node.id
+        for test in tests
+        for node in ast.walk(test)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    return any(not _COUNTED.search(name) for name in asked)
+
+
 def _function(frame: Frame) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     """The innermost function of that name around a line."""
     module = tree(frame.file)

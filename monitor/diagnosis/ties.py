@@ -92,7 +92,7 @@ def singled_out(odd: list[View], views: Sequence[View], key: Callable[[View], Ha
         return odd
     usual = next(view for view in rest if tuple(own_stack(view.reading)) == ways[0][0])
     before = [view for view in rest if all(_stands_before(view, other) for other in odd)]
-    return _sent_there(before, usual) or odd
+    return _sent_there(before, usual) or [v for v in before if _by_its_data(v, [usual, *odd])] or odd
 
 
 def _sent_there(views: Sequence[View], usual: View) -> list[View]:
@@ -101,6 +101,12 @@ def _sent_there(views: Sequence[View], usual: View) -> list[View]:
         if sent := [view for view in views if any(map(hint, _apart(view, usual)))]:
             return sent
     return []
+
+
+def _by_its_data(view: View, others: Sequence[View]) -> bool:
+    """Whether a condition on more than the step has led a rank to where none of the others stands."""
+    parted = [where_they_part(view.reading, other.reading) for other in others]
+    return all(lines is not None and source.depends_on_data(*lines) for lines in parted)
 
 
 def _stands_before(view: View, other: View) -> bool:
