@@ -335,3 +335,38 @@ def test_a_call_under_a_condition_of_a_loop_is_an_extra_one_not_a_turn_that_the_
     extra = rank(0, in_call("all_gather", script, ("batches", 4), ("main", 8)))
     usual = rank(1, in_call("all_reduce", script, ("main", 9)))
     assert named(verdict_on(extra, usual)) == {0}
+
+
+CROSSWISE = """def flush(self):
+    with self.index:
+        with self.cache:
+            write()
+
+def read(self):
+    with self.cache, self.index:
+        look_up()
+
+def main(self):
+    x = self.queue.get()
+    reduce(x)"""
+
+
+@pytest.mark.parametrize("waits_in", ["queue", "lock"])
+def test_threads_that_took_two_locks_crosswise_are_both_named(waits_in: str, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(CROSSWISE)
+    started = [Frame("_bootstrap", "/usr/lib/python3.11/threading.py", 1000)]
+    flushes, reads = (
+        [Frame(name, str(script), line), *started] for name, line in (("flush", 3), ("read", 7))
+    )
+    in_queue = [
+        Frame("wait", "/usr/lib/python3.11/threading.py", 320),
+        Frame("get", "/usr/lib/python3.11/queue.py", 171),
+        Frame("main", str(script), 11),
+    ]
+    held = rank(0, in_queue, flushes, reads) if waits_in == "queue" else rank(0, reads[:1], flushes)
+    others = [rank(n, in_call("all_reduce", script, ("main", 12))) for n in (1, 2)]
+    verdict = verdict_on(held, *others).verdict
+    assert (verdict.kind, {culprit.rank for culprit in verdict.culprits}) == ("lock", {0})
+    assert f"flush ({script}:3)" in verdict.culprits[0].frame
+    assert f"read ({script}:7)" in verdict.culprits[0].frame

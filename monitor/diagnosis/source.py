@@ -18,7 +18,10 @@ _STORE_CALL = re.compile(r"\bstore\w*\.(?:get|wait|set|add|compare_set|barrier|n
 _RAW_WAIT = re.compile(r"\.(?:wait|synchronize|is_completed)\(|\.(?:item|cpu|tolist|numpy)\(\)")
 _DIST_CALL = re.compile(r"\b(?:dist|distributed|c10d)\.\w+\(|\.backward\(")
 _SENDS = re.compile(r"\.(?:send|sendall|sendto|sendmsg|sendfile|send_bytes)\(|\bos\.(?:write|sendfile)\(")
-_LOCK = re.compile(r"\.acquire\(|^\s*with\b.*lock|^with [\w.]+:|\block\b|\bmutex\b|\.join\(|\.result\(", re.I)
+_LOCK = re.compile(
+    r"\.acquire\(|^\s*with\b.*lock|^with [\w.\[\]]+(?:, [\w.\[\]]+)*:|\block\b|\bmutex\b|\.join\(|\.result\(",
+    re.I,
+)
 
 
 @lru_cache(maxsize=256)

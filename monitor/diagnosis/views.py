@@ -22,6 +22,7 @@ from ftdash.monitor.diagnosis.model import (
 from ftdash.monitor.diagnosis.motion import Motion
 
 FUTEX_SYSCALL = 202
+_MOST_LOCKED = 2  # threads that are named: two that took locks crosswise hold each other
 _FLOCK = 73
 _SLEEPING = (230, 35)  # clock_nanosleep, nanosleep
 _SLEEP = re.compile(r"\bsleep\(\s*(\d+(?:\.\d*)?)\s*\)")
@@ -151,7 +152,9 @@ class View:
                 text += f"; worker {child.pid}: {worker_frame}"
         held = blocked_in_lock(self.reading, self.evidence.proc.syscall)
         if other := (self._own_thread() if held else self.awaited_thread()):
-            text += f"; thread {other.thread}: {other.own}"
+            locked = [reading for reading in self._own_threads() if blocked_in_lock(reading, None)]
+            for reading in locked[:_MOST_LOCKED] or [other]:
+                text += f"; thread {reading.thread}: {reading.own}"
         return Culprit(self.rank, self.evidence.host, self.evidence.pid, text, why)
 
     @property
@@ -183,10 +186,14 @@ class View:
         return self._own_thread()
 
     def _own_thread(self) -> Reading | None:
-        """The first other thread in the user's code: who holds a lock or fills a queue is not recorded."""
+        """Another thread in the user's code, one at a lock first: who fills a queue is not recorded."""
+        return next(iter(self._own_threads()), None)
+
+    def _own_threads(self) -> list[Reading]:
         main = frames.main_thread(self.evidence.threads)
-        readings = (frames.read_thread(thread) for thread in self.evidence.threads if thread is not main)
-        return next((reading for reading in readings if reading.own is not None), None)
+        readings = [frames.read_thread(thread) for thread in self.evidence.threads if thread is not main]
+        own = [reading for reading in readings if reading.own is not None]
+        return sorted(own, key=lambda reading: not blocked_in_lock(reading, None))
 
     def guilty_child(self) -> ProcessEvidence | None:
         """The first worker that is stuck in code of its own, when this rank waits for its workers."""
