@@ -370,3 +370,17 @@ def test_threads_that_took_two_locks_crosswise_are_both_named(waits_in: str, tmp
     assert (verdict.kind, {culprit.rank for culprit in verdict.culprits}) == ("lock", {0})
     assert f"flush ({script}:3)" in verdict.culprits[0].frame
     assert f"read ({script}:7)" in verdict.culprits[0].frame
+
+
+@pytest.mark.parametrize(("asked", "culprit"), [("clock() - self.last > 30", 0), ("step % 50 == 0", 1)])
+def test_an_extra_call_which_one_rank_was_led_to_by_its_data_is_named(
+    asked: str, culprit: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        f"def tick(self):\n    if {asked}:\n        self.total()\n\ndef total(self):\n    reduce(self.x)\n\n"
+        "def main():\n    for x in data:\n        gather(x)\n        log.tick()\n"
+    )
+    extra = rank(0, in_call("all_reduce", script, ("total", 6), ("tick", 3), ("main", 11)))
+    usual = rank(1, in_call("all_gather", script, ("main", 10)))
+    assert named(verdict_on(extra, usual)) == {culprit}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -189,7 +189,18 @@ def depends_on_data(first: Frame, second: Frame) -> bool:
     """Whether the first of two lines of one function stands under an `if` of its own that ranks may see
     differently: one that asks for more than how far the run is."""
     around_second = {node for node, _ in around(second)}
-    tests = [n.test for n, _ in around(first) if isinstance(n, ast.If) and n not in around_second]
+    return _asks_for_data(
+        n.test for n, _ in around(first) if isinstance(n, ast.If) and n not in around_second
+    )
+
+
+@lru_cache(maxsize=4096)
+def under_data(frame: Frame) -> bool:
+    """Whether a line stands under an `if` of its function that ranks may see differently."""
+    return _asks_for_data(node.test for node, _ in around(frame) if isinstance(node, ast.If))
+
+
+def _asks_for_data(tests: Iterable[ast.expr]) -> bool:
     asked = {
         node.attr if isinstance(node, ast.Attribute) else node.id
         for test in tests

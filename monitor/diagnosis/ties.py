@@ -52,9 +52,9 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
         behind, ahead = groups
     else:
         behind, ahead = groups if parted[0].line < parted[1].line else groups[::-1]
-        inside = stacks[0] if behind is groups[0] else stacks[1]
-        parted = parted if behind is groups[0] else parted[::-1]
-        inside = inside[inside.index(parted[0]) + 1 :]
+        if behind is groups[1]:
+            stacks, parted = stacks[::-1], parted[::-1]
+        inside, beyond = (stack[stack.index(line) + 1 :] for stack, line in zip(stacks, parted, strict=True))
         if (
             source.may_be_left(parted[0], parted[1].line)
             or any(map(source.may_be_skipped, inside))
@@ -63,6 +63,8 @@ def break_tie(views: Sequence[View], key: Callable[[View], Hashable]) -> list[Vi
         ):
             return ahead
         if source.in_a_loop_before(parted[0], parted[1].line):
+            return ahead
+        if any(map(source.under_data, beyond)) and not any(map(source.under_data, inside)):
             return ahead
         if _left_backward(behind[0], ahead[0]) and not source.only_first_depends(parted[0], parted[1]):
             return ahead
