@@ -192,7 +192,7 @@ FRAMEWORK_SWITCHES: dict[str, Switch] = {
         "the step is one traced graph on one stream (SimpleFSDP, torchtitan's graph_trainer)",
     ),
     "save_every_product": Switch(
-        "All products",
+        "All matmuls",
         "selective checkpointing keeps every matrix product, not every second one"
         " (torchtitan's graph_trainer)",
     ),

@@ -139,7 +139,7 @@ def more_controls(plan: Plan) -> list[Control]:
         Choice("reduce_dtype", "Reduce in", _dtypes(), plan.reduce_dtype or AUTO),
         Picker(
             "kbit_upcast",
-            "k-bit in fp32",
+            "k-bit fp32",
             (AUTO, *(kind.value for kind in KbitUpcast)),
             plan.kbit_upcast or AUTO,
         ),
