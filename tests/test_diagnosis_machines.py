@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socketserver
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ftdash.monitor.diagnosis import diagnose, gpus, ras
+from ftdash.monitor.diagnosis import diagnose, gpus, live, ras
 from ftdash.monitor.diagnosis.kernel import kernel_lines
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import Sample
+from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Sample
 from ftdash.monitor.records import GpuSample, RankSample
 from tests.support.live_runs import make_run, write
 from tests.test_diagnosis_motion import ALL_REDUCE, look
@@ -153,3 +155,14 @@ def test_gpu_faults_of_the_kernel_are_read_as_far_as_they_are_recent(tmp_path: P
     verdict = diagnose(alone).verdict
     assert verdict.kind is Kind.DEAD_RANK
     assert any("Killed process 811" in text for text in verdict.evidence)
+
+
+def test_what_the_kernel_killed_before_the_job_began_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(live, "kernel_lines", lambda since_s: asked.append(since_s) or ())
+    monkeypatch.setattr(live.ras, "ask", lambda addresses: None)
+    process = ProcessEvidence(pid=os.getpid(), rank=0, started=time.time() - 60)
+    live.add_rest(Sample(ranks=(RankEvidence(rank=0, process=process),)))
+    assert 59 < asked[0] < 120

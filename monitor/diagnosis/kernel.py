@@ -10,7 +10,7 @@ from ftdash.monitor.logs.hardware import gpu_fault
 
 _DEVICE = "/dev/kmsg"
 _MOST_BYTES = 8 << 20
-_RECENT_S = 3600.0
+RECENT_S = 3600.0
 _KILLED = re.compile(r"(?:Memory cgroup out of memory|Out of memory): Killed process (?P<pid>\d+) .*")
 
 
@@ -20,7 +20,7 @@ def killed_pid(line: str) -> int | None:
     return int(match["pid"]) if match else None
 
 
-def kernel_lines(since_s: float = _RECENT_S, path: str = _DEVICE) -> tuple[str, ...]:
+def kernel_lines(since_s: float = RECENT_S, path: str = _DEVICE) -> tuple[str, ...]:
     """Lines on GPU faults (XID) and processes killed for memory in the last `since_s` seconds, oldest first.
 
     Empty where the kernel's log may not be read. A record is "priority,sequence,microseconds,flags;text".

@@ -11,7 +11,7 @@ from ftdash.monitor.diagnosis import frames, knowledge, procfs, ras, source
 from ftdash.monitor.diagnosis.arguments import add_calls
 from ftdash.monitor.diagnosis.collect import dump_process, dump_ranks
 from ftdash.monitor.diagnosis.frames import Origin, Wait
-from ftdash.monitor.diagnosis.kernel import kernel_lines
+from ftdash.monitor.diagnosis.kernel import RECENT_S, kernel_lines
 from ftdash.monitor.diagnosis.model import ProcessEvidence, RankEvidence, Sample
 from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 from ftdash.monitor.diagnosis.processes import Trainer, find_trainers, is_launcher
@@ -119,12 +119,14 @@ def sample_processes(
 def add_rest(sample: Sample) -> Sample:
     """The sample with what can be asked beside stacks: worker servers, NCCL's RAS, the kernel's log."""
     pids = [(evidence.rank, evidence.pid) for evidence in sample.ranks if evidence.pid]
+    started = [one.process.started for one in sample.ranks if one.process and one.process.started]
+    lived_s = time.time() - min(started) if started else RECENT_S
     told = {procfs.environment(pid).get(ras.ADDRESS_ENV, "") for _, pid in pids[:8]} - {""}
     return replace(
         sample,
         flight=flight_dumps(pids),
         ras=ras.ask(sorted(told) or [f"localhost:{ras.PORT}"]),
-        kernel=kernel_lines(),
+        kernel=kernel_lines(min(lived_s, RECENT_S)),  # what it killed before the job began is not of the job
     )
 
 
