@@ -546,3 +546,43 @@ def test_an_error_that_explains_nothing_is_still_told(tmp_path):
     assert (verdict.kind, ranks_of(verdict)) == ("crash", [])
     assert verdict.confidence <= 0.5
     assert "Connection closed by peer" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["trainer-5  | ", "2026-03-01T12:00:0{}.12Z stderr F ", "ERROR 03-01 12:00:0{} [core.py:70{}] "],
+    ids=["compose", "container", "logger"],
+)
+def test_what_stands_before_every_line_of_a_traceback_is_taken_off(prefix, tmp_path):
+    error = traced(0, "ValueError: bad row", 12, "").replace("[rank0]: ", "").splitlines()
+    text = "".join(f"{prefix.replace('{}', str(number))}{line}\n" for number, line in enumerate(error))
+    verdict = verdict_of(text + "trainer-4  | step 3\n", tmp_path)
+    assert verdict.kind == "crash"
+    assert "ValueError: bad row" in verdict.reason
+    assert any("train.py:12" in line for line in verdict.evidence)
+
+
+def test_a_progress_bar_before_a_traceback_is_no_prefix(tmp_path):
+    text = " 15%|1| 3/20" + traced(0, "ValueError: bad row", 12, "").replace("[rank0]: ", "")
+    assert "bad row" in verdict_of(text, tmp_path).reason
+
+
+def test_a_child_of_lightning_names_its_rank(tmp_path):
+    text = "[rank: 3] Child process with PID 4321 terminated with code 1. Forcefully terminating all others\n"
+    error = traced(0, "KeyError: 'feat'", 61, "").replace("[rank0]: ", "")
+    verdict = verdict_of(error + text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("crash", [3])
+    assert verdict.culprits[0].frame.endswith("train.py:61)")
+
+
+def test_an_error_that_points_to_a_root_cause_above_is_its_cascade(tmp_path):
+    logger = "(EngineCore_DP0 pid=2214) ERROR 03-01 12:00:01 [core.py:708] "
+    lines = ["Traceback (most recent call last):", '  File "/home/u/job/engine.py", line 7, in start']
+    lines.append(
+        "ValueError: Free memory on device (10/79 GiB) is less than desired GPU memory utilization (0.9)"
+    )
+    text = "".join(f"{logger}{line}\n" for line in lines)
+    text += traced(0, "RuntimeError: Engine core initialization failed. See root cause above.", 58, "")
+    verdict = verdict_of(text, tmp_path)
+    assert "desired GPU memory utilization" in verdict.reason
+    assert "gpu_memory_utilization" in verdict.fix

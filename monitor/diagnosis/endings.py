@@ -20,6 +20,7 @@ _LOCAL_RANK = re.compile(r"--local_rank[= ',]+(\d+)")
 _SPAWN = re.compile(
     r"process (?P<rank>\d+) terminated with (?:signal (?P<name>SIG\w+)|exit code (?P<code>\d+))"
 )
+_CHILD = re.compile(r"^Child process with PID \d+ terminated with code (?P<code>-?\d+)")
 _SRUN = re.compile(r"srun: error: (?P<host>[\w.\-]+): tasks? (?P<tasks>\d[\d,\-]*): (?P<how>\S.*)$")
 _SIGNAL = re.compile(
     r"Signal (?P<number>\d+) \((?P<name>SIG\w+)\) received by PID (?P<pid>\d+)|(?P<killed>^|\s)Killed\s*$"
@@ -74,6 +75,8 @@ def endings(text: str) -> Iterator[Ending]:
         yield Ending(int(match["rank"]), _code(match["name"], match["code"]))
     elif (match := _CALLED.search(text)) and (local := _LOCAL_RANK.search(match["command"])):
         yield Ending(int(local[1]), _code(match["name"], match["code"]))
+    elif match := _CHILD.search(text):
+        yield Ending(None, int(match["code"]))  # of the rank that the line's prefix names
     elif match := _SRUN.search(text):
         how = _srun_code(match["how"].strip().lower())
         if how is not None:

@@ -19,7 +19,7 @@ from ftdash.monitor.diagnosis.model import LogKind
 MAX_LINE = 4000
 
 _PREFIXES = (
-    re.compile(r"^\[(?:rank|default|Rank )\s?(?P<rank>\d+)\]:? ?"),
+    re.compile(r"^\[(?:rank|default|Rank )(?:: )?\s?(?P<rank>\d+)\]:? ?"),
     re.compile(r"^\((?:\w+ )?(?:rank=(?P<rank>\d+),? ?)?pid=(?P<pid>\d+)(?:, ip=(?P<host>[\w.\-]+))?\)\s?"),
     re.compile(r"^\[(?P<pid>\d{2,7})\] (?=\[)"),
     re.compile(r"^(?P<host>\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}): ?"),
@@ -99,7 +99,8 @@ _CASCADE = re.compile(
     r"|To avoid data inconsistency|Socket Timeout|KeyboardInterrupt|TearDown"
     r"|process group watchdog thread terminated|successfully reached monitoredBarrier"
     r"|Received Signals\.SIGTERM|DataLoader worker .* killed by signal: Terminated"
-    r"|CheckpointException ranks|Process(?:Raised|Exited)Exception|CalledProcessError|RendezvousGracefulExit",
+    r"|CheckpointException ranks|See root cause above"
+    r"|Process(?:Raised|Exited)Exception|CalledProcessError|RendezvousGracefulExit",
     re.I,
 )
 # Of millions of lines only those with one of these are looked at closely: a search of strings is fast.

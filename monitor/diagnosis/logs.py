@@ -37,7 +37,8 @@ _FATAL_THREAD = re.compile(r"(?P<current>Current )?thread 0x\w+ .*\(most recent 
 _NATIVE = re.compile(r"^\s*what\(\):\s+(?P<text>\S.*)")
 _SPAWNED = re.compile(r"^-- Process (?P<rank>\d+) terminated with the following error:")
 _NETWORK_WORDS = re.compile(
-    r"nccl|gloo|c10d|processgroup|torch\.distributed|signal|interrupt|tearDown|Process\w+Exception", re.I
+    r"nccl|gloo|c10d|processgroup|torch\.distributed|signal|interrupt|root cause|Process\w+Exception",
+    re.I,
 )
 _LAUNCHER_FILE = re.compile(
     r"torch/(?:distributed|multiprocessing/spawn|autograd|utils/data)|deepspeed/(?:comm|launcher)|accelerate/commands"
@@ -55,6 +56,7 @@ _SEQ = re.compile(
 _LOADING = re.compile(r"loading checkpoint shards|loading weights")
 _TRAINS = re.compile(r"['\"]loss['\"]\s*:|\bstep[ :=]+\d+.*\bloss\b|\biteration +\d+/")
 _OF_TORCHRUN = re.compile(r"torch[./]distributed[./]elastic")
+_CLOCK = re.compile(r"\d\d:\d\d")
 _RUN_ID = re.compile(r"^[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.I)  # torchrun's log folder, no host
 
 
@@ -65,6 +67,7 @@ class _Traceback:
     order: int = 0
     t: float = 0.0
     copies: int = 1  # tracebacks that began in this stream before one had ended: of several ranks
+    prefix: re.Pattern[str] | None = None  # what a logger or a container puts before each of its lines
     of_worker: bool = False  # what a data loader's worker raised, told below the exception of its rank
 
 
@@ -138,6 +141,7 @@ class LogReader:
                 order=self._order,
                 t=self._last_time.get(path, 0.0),
                 of_worker=match["worker"] is not None,
+                prefix=_prefix(text[: match.start()]),
                 copies=1 + (stream.traceback.copies if stream.traceback else 0),
             )
             if match["rank"]:
@@ -168,6 +172,13 @@ class LogReader:
     def _in_traceback(self, stream: _Stream, text: str, path: str, rank: int | None, host: str) -> bool:
         trace = stream.traceback
         assert trace is not None
+        if trace.prefix is not None:
+            if head := trace.prefix.match(text):
+                text = text[head.end() :]
+            elif _FILE_LINE.match(text):
+                trace.prefix = None  # a progress bar stood before the first line
+            else:
+                return False
         if match := _FILE_LINE.match(text):
             frame = Frame(match["name"], match["file"], int(match["line"]))
             if trace.copies == 1 or frame not in trace.frames:
@@ -385,6 +396,16 @@ class LogReader:
             )
         )
         return True
+
+
+def _prefix(text: str) -> re.Pattern[str] | None:
+    """What stands before a traceback's first line, as it stands before the others: times in it may differ."""
+    if not text.strip():
+        return None
+    quoted = re.escape(text.rstrip())
+    if _CLOCK.search(text):
+        quoted = re.sub(r"\d+", r"\\d+", quoted)
+    return re.compile(quoted + r" ?")
 
 
 def _read_watchdog(finding: LogFinding, match: re.Match[str]) -> None:

@@ -189,6 +189,8 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
     if rank is None and root is not None and lead.copies == 1:
         rank = root.rank
     evidence = [f"{lead.path}:{lead.line}: {lead.text[:300]}" if lead.path else lead.text[:300]]
+    if rank is None and (raised_at := _own_line(lead.frames)):
+        evidence.append(f"raised at {raised_at}")
     everybody = len(same) > 1 and len(same) >= world_of(logs)
     if len(same) > 1:
         first_was = "" if everybody else f"; rank {rank} was first"
@@ -217,7 +219,13 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
     if everybody:
         reason = f"every rank failed alike: {said}"
     confidence = 0.9 if timed or len(first) == 1 or everybody else 0.75
-    fix = known.fix if known else out_of_memory_fix(lead.frames) if lead.kind is LogKind.OOM else ""
+    if known is not None:
+        fix = known.fix
+    elif lead.kind is LogKind.OOM:
+        fix = out_of_memory_fix(lead.frames)
+    else:
+        whose = "any rank's" if everybody or rank is None else f"rank {rank}'s"
+        fix = f"reproduce it in one process with {whose} arguments and data; the other errors go away with it"
     return Verdict(kind, culprits, confidence, reason, tuple(evidence), fix=fix)
 
 

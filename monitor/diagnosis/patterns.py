@@ -168,6 +168,8 @@ def next_steps(verdict: Verdict, *, over: bool) -> tuple[str, ...]:
         )
     if verdict.kind in (Kind.SLOW, Kind.HEALTHY):
         return verdict.next
+    if culprit and verdict.kind is Kind.CRASH and culprit.frame and not pid:
+        return verdict.next  # its error has been found
     if culprit and (over or verdict.kind in (Kind.DEAD_RANK, Kind.TEARDOWN, Kind.STORE, Kind.CRASH)):
         return (f"read the log of rank {culprit.rank}: the first error, not the last", *verdict.next)
     if pid:

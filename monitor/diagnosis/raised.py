@@ -69,6 +69,20 @@ _RAISED = (
         "Python, tarfile, zipfile and PIL",
     ),
     _raised(
+        r"desired GPU memory utilization",
+        "the inference engine found less free memory on its GPU than it was told to take",
+        "a smaller gpu_memory_utilization (trl: vllm_gpu_memory_utilization), a GPU of its own for the engine"
+        ", or the end of what else holds the GPU (nvidia-smi)",
+        "vllm-project/vllm, EngineCore",
+    ),
+    _raised(
+        r"CUBLAS_STATUS_\w+|CUDNN_STATUS_\w+",
+        "a CUDA library failed",
+        "one of: memory that ran out (look at what was in use), a bad index or an illegal access before "
+        "(CUDA_LAUNCH_BLOCKING=1), a GPU in a bad state (Xid lines in dmesg)",
+        "cuBLAS and cuDNN status codes",
+    ),
+    _raised(
         r"DDP expects same model across all ranks",
         "the ranks built models with different numbers of parameters",
         _ONE_MODEL,
