@@ -86,6 +86,7 @@ def test_runs_lists_the_newest_first_and_tells_of_broken_ones(tmp_path: Path) ->
     assert [Path(row["dir"]).name for row in rows] == ["20250103-c", "20250101-a"]
     assert rows[0]["state"] == "failed"
     assert "20250102-b" in done.stderr
+    assert ftdash("runs", "--runs", str(tmp_path)).stdout.count(" 1 rank  ") == 2
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def test_the_command_prints_both_and_json_holds_them(tmp_path, capfdbinary):
     text = capfdbinary.readouterr().out.decode()
     assert "the same training" in text
     assert "no checkpoint" in text
+    assert text.count("own command on 2") == 2
     assert run(["compare", "left-run", "right-run", "--runs", str(tmp_path), "--json"]) == 0
     value = json.loads(capfdbinary.readouterr().out)
     assert value["left"]["tokens"] == value["right"]["tokens"] == 2000

@@ -43,7 +43,7 @@ def _rows(result: RunComparison) -> list[tuple[str, str, str]]:
 
     return [
         row("run", lambda run: run.run),
-        row("strategy", lambda run: f"{run.strategy} {run.variant} on {run.world_size}"),
+        row("strategy", _strategy),
         row("steps, tokens", lambda run: f"{run.steps}, {run.tokens:,}"),
         row("tokens/s", lambda run: f"{run.tokens_per_s:,.0f}"),
         row("step", lambda run: f"{run.step_s:.3f} s"),
@@ -52,6 +52,12 @@ def _rows(result: RunComparison) -> list[tuple[str, str, str]]:
         row("conversion", lambda run: run.conversion),
         row("loads as it is", lambda run: run.loads),
     ]
+
+
+def _strategy(run: RunFigures) -> str:
+    """As it was told; a command of one's own tells neither strategy nor method."""
+    told = f"{run.strategy} {run.variant}".strip()
+    return f"{told or 'own command'} on {run.world_size}"
 
 
 def _peaks(run: RunFigures) -> str:

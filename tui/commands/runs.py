@@ -10,6 +10,7 @@ from ftdash.engine.launch.reading import reader_for
 from ftdash.monitor.liveness import FINAL
 from ftdash.monitor.rundir import Manifest, RunDir, RunError, list_runs
 from ftdash.monitor.state import RunPhase
+from ftdash.monitor.wording import plural
 from ftdash.tui.commands.launch import whole_number
 from ftdash.tui.commands.run_json import print_json
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         print("no runs yet: ftdash demo starts one")
     for _, manifest, state in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(manifest.created))
-        print(f"{state:<9} {when}  {manifest.world_size:>4} ranks  {manifest.run}")
+        print(f"{state:<9} {when}  {plural(manifest.world_size, 'rank'):>10}  {manifest.run}")
     return 0
 
 
