@@ -51,7 +51,8 @@ SWITCHES: tuple[Switch, ...] = (
         "TORCH_DISTRIBUTED_DEBUG=DETAIL",
         "every collective is checked for shape and order over all ranks before it runs",
         "OFF",
-        "an extra gloo round for each collective: steps can take several times as long",
+        "an extra gloo round for each collective: steps can take several times as long; some versions "
+        "(torch 2.13: DDP over gloo) crash with it",
     ),
     _switch(
         "torch-info",

@@ -44,7 +44,9 @@ from ftdash.tui.widgets.stack import StackView
 from ftdash.tui.widgets.stall import StallLine
 from ftdash.tui.widgets.verdict import Fact, VerdictPanel
 
-RESTART_SWITCHES = ("torch-detail", "flight-recorder")  # what tells most of a hang, to begin with
+# What tells of a hang and changes nothing else, to begin with. TORCH_DISTRIBUTED_DEBUG=DETAIL tells more, and
+# ends some jobs: DDP over gloo by a segmentation fault (torch 2.13), others at their start (pytorch#129672).
+RESTART_SWITCHES = ("flight-recorder",)
 
 
 class DiagnosePane(Pane):
@@ -147,7 +149,7 @@ class DiagnosePane(Pane):
         elif state.state is RunPhase.STALLED or (self.look is None and state.state in LIVE):
             self._start(How.KEPT)
         elif self.look is None and state.state not in LIVE:
-            self.query_one(VerdictPanel).say(f"the run is {state.state}: d looks at what it left")
+            self.query_one(VerdictPanel).say(f"the run has {state.state}: d looks at what it left")
 
     def _forget(self) -> None:
         self.look = self.before = self.shown_rank = None

@@ -49,7 +49,7 @@ class Choice:
 
 def choices(state: RunState, target: Target | None, diagnosis: Diagnosis | None) -> list[Choice]:
     """What can be done about this run, the mildest first. `target` is the rank whose stack is shown."""
-    ended = "" if state.state in LIVE else f"the run is {state.state}"
+    ended = "" if state.state in LIVE else f"the run has {state.state}"
     no_rank = ended or ("" if target is not None else "no process is known: d takes the stacks first")
     who = f"rank {target.rank}" if target is not None else "one rank"
     where = f"pid {target.pid} on {target.host}" if target is not None else ""

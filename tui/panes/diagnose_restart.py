@@ -100,6 +100,6 @@ def _own_command(manifest: Manifest, run: RunDir) -> LaunchSpec:
         command=tuple(command),
         steps=manifest.max_steps or None,
         out=Path(manifest.output_dir) if manifest.output_dir else None,
-        name=manifest.name,
+        name=manifest.name or Path((command[3:] or command)[0]).name,  # their launcher's, not env
         runs=run.path.parent,
     )
