@@ -88,7 +88,7 @@ def test_report_and_markdown_name_the_culprit(tmp_path, capsys):
     table.write(tmp_path, row("save under is_main_process with FSDP"), "new text")
     _, text = run(capsys, "--stacks", tmp_path)
     assert text.startswith("save-on-one-rank: rank 0")
-    assert "call save_model on every rank" in text
+    assert "call the save on every rank" in text
     _, markdown = run(capsys, "--stacks", tmp_path, "--markdown")
     assert "| 0 | node00 |" in markdown
 

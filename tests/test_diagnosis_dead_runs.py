@@ -548,6 +548,11 @@ def test_an_error_that_explains_nothing_is_still_told(tmp_path):
     assert "Connection closed by peer" in verdict.reason
 
 
+def test_what_a_stream_says_of_a_full_disk_is_known(tmp_path):
+    verdict = verdict_of(traced(0, "RuntimeError: basic_ios::clear: iostream error", 9, "", "keep"), tmp_path)
+    assert "df -h" in verdict.fix
+
+
 @pytest.mark.parametrize(
     "prefix",
     ["trainer-5  | ", "2026-03-01T12:00:0{}.12Z stderr F ", "ERROR 03-01 12:00:0{} [core.py:70{}] "],

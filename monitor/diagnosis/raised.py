@@ -22,8 +22,9 @@ def _raised(text: str, cause: str, fix: str, source: str) -> tuple[re.Pattern[st
 
 _RAISED = (
     _raised(
-        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos",
-        "a file could not be written to its end: the file system is full, or over its quota",
+        r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d"
+        r"|basic_ios::clear: iostream error|\[Errno 5\] Input/output error",
+        "a file could not be written to its end: most often the file system is full, or over its quota",
         "free space (`df -h`, and the quota) or write elsewhere; keep fewer checkpoints "
         "(save_total_limit); a checkpoint that was cut must not be loaded",
         "errno(3), ENOSPC and EDQUOT",
