@@ -591,3 +591,14 @@ def test_an_error_that_points_to_a_root_cause_above_is_its_cascade(tmp_path):
     verdict = verdict_of(text, tmp_path)
     assert "desired GPU memory utilization" in verdict.reason
     assert "gpu_memory_utilization" in verdict.fix
+
+
+def test_a_launcher_that_refuses_its_flags_gets_no_line_of_its_own(tmp_path):
+    text = (
+        'Traceback (most recent call last):\n  File "/opt/venv/bin/accelerate", line 6, in <module>\n'
+        '  File "/opt/venv/lib/python3.11/site-packages/accelerate/commands/launch.py", line 9, in launch\n'
+        "ValueError: You can only use one of `--cpu`, `--multi_gpu` at a time.\n"
+    )
+    verdict = verdict_of(text, tmp_path)
+    assert (verdict.kind, ranks_of(verdict), verdict.fix) == ("crash", [], "")
+    assert not any("bin/accelerate" in line for line in verdict.evidence)

@@ -25,6 +25,7 @@ _FP32_BYTES = 4
 _BESIDE_LINES = 100
 _WENT_ON_LINES = 10  # of progress after an exception: it was caught, and did not end its rank
 _WENT_ON_EACH = 4  # the same, for each rank that may have written them
+_COMMAND = re.compile(r"/bin/[\w\-]+$")  # an installed command: torchrun, accelerate
 _OF_LAUNCHER = re.compile(r"ChildFailedError|SignalException|CalledProcessError")
 _MARKS = re.compile(
     r"^(?:\[[EWIF]\d* ?[\d: .]*[\w.]+:\d+\] ?|\[(?:PG[^\]]*)?\s?Rank \d+\] ?"
@@ -76,7 +77,8 @@ def _culprit(finding: LogFinding, rank: int, why: str, logs: LogEvidence) -> Cul
 
 
 def _own_line(frames: Sequence[Frame]) -> Frame | None:
-    return next((frame for frame in frames if origin(frame) is Origin.OWN), None)
+    own = (frame for frame in frames if origin(frame) is Origin.OWN)
+    return next((frame for frame in own if not _COMMAND.search(frame.file)), None)
 
 
 def _plain(text: str) -> str:
@@ -223,8 +225,10 @@ def _first_failure(logs: LogEvidence, first: Sequence[LogFinding], root: LogFind
         fix = known.fix
     elif lead.kind is LogKind.OOM:
         fix = out_of_memory_fix(lead.frames)
+    elif not named:
+        fix = ""
     else:
-        whose = "any rank's" if everybody or rank is None else f"rank {rank}'s"
+        whose = "any rank's" if everybody else f"rank {rank}'s"
         fix = f"reproduce it in one process with {whose} arguments and data; the other errors go away with it"
     return Verdict(kind, culprits, confidence, reason, tuple(evidence), fix=fix)
 
