@@ -103,6 +103,8 @@ def test_two_ranks_at_odds_in_one_group_are_told_apart_by_their_stacks(tmp_path:
     ]
     alone, both = verdict_on(ranks, []), verdict_on(ranks, dumps)
     assert {culprit.rank for culprit in alone.culprits} == {culprit.rank for culprit in both.culprits} == {1}
+    assert both.confidence > alone.confidence
+    assert not both.against
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["short files", "full files"])

@@ -67,8 +67,15 @@ class Alignment:
     def tells_apart(self) -> bool:
         """Whether the dumps show what stacks cannot: ranks wait in several groups, and who is at fault."""
         live = [fault for fault in self.faults if fault.fault is not Fault.NONE]
-        tied = self.ring or (self.decisive is not None and self.decisive.tied)
-        return len({(fault.group, fault.members) for fault in live}) > 1 and bool(self.culprits) and not tied
+        several = len({(fault.group, fault.members) for fault in live}) > 1
+        return several and bool(self.culprits) and not self.suspects
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """The ranks of which the dumps leave open who is at fault; empty where they tell."""
+        if not self.ring and not (self.decisive is not None and self.decisive.tied):
+            return frozenset()
+        return frozenset(rank for fault in self.faults for rank in fault.culprits)
 
 
 def finished(entry: FlightEntry, dump: FlightDump) -> bool:

@@ -72,6 +72,9 @@ def diagnose(samples: Sequence[Sample]) -> Diagnosis:
     if by_flight is not None and alignment is not None and alignment.decisive is not None:
         by_flight = _with_missed_call(by_flight, alignment.decisive, views)
     told_apart = alignment is not None and alignment.tells_apart
+    suspects = alignment.suspects if alignment is not None else frozenset()
+    if by_flight is not None and by_stack is not None and _ranks(by_stack) and _ranks(by_stack) <= suspects:
+        by_flight = replace(by_flight, culprits=by_stack.culprits)  # stacks tell which of them
     seen = {view.rank for view in views if view.has_stack}
     if by_flight is not None and by_flight.kind is Kind.UNDUMPABLE and _ranks(by_flight) <= seen:
         by_flight = None  # a recorder that does not answer says nothing of a rank whose stack was read
@@ -190,7 +193,7 @@ def _agree(chosen: Verdict, other: Verdict | None, views: Sequence[View]) -> Ver
             )
         filled.append(culprit)
     chosen = replace(chosen, culprits=tuple(filled))
-    if other is None or other.kind in (Kind.HEALTHY, Kind.SLOW):
+    if other is None or {chosen.kind, other.kind} & {Kind.HEALTHY, Kind.SLOW}:
         return chosen
     mine, theirs = {c.rank for c in chosen.culprits}, {c.rank for c in other.culprits}
     if mine and mine == theirs:
