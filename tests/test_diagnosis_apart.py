@@ -384,3 +384,17 @@ def test_an_extra_call_which_one_rank_was_led_to_by_its_data_is_named(
     extra = rank(0, in_call("all_reduce", script, ("total", 6), ("tick", 3), ("main", 11)))
     usual = rank(1, in_call("all_gather", script, ("main", 10)))
     assert named(verdict_on(extra, usual)) == {culprit}
+
+
+ZERO = "deepspeed/runtime/zero/stage3.py"
+
+
+@pytest.mark.parametrize("reducing", [{1}, {0, 2}])
+def test_of_ranks_without_tokens_for_an_expert_the_few_are_named(reducing: set[int]) -> None:
+    """A rank without tokens makes fewer calls: it is ahead in the reduction, or past the others'."""
+    user = Frame("main", "/home/u/job.py", 25)
+    reduces = [Frame("reduce_scatter_fn", "deepspeed/comm/comm.py", 9), Frame("__avg_scatter_grads", ZERO, 7)]
+    gathers = [Frame("all_gather_into_tensor", C10D, 9), Frame("fetch_sub_module", ZERO, 5)]
+    ranks = [rank(n, [*(reduces if n in reducing else gathers), *ENGINE, user]) for n in range(3)]
+    diagnosis = verdict_on(*ranks)
+    assert (diagnosis.verdict.kind, named(diagnosis)) == ("collective-mismatch", {1})

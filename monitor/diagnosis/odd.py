@@ -428,6 +428,9 @@ def _unused_experts(views: Sequence[View], two: bool) -> Verdict | None:
         return None
     if not all(view.op in ("all_gather", "backward", "wait") for view in rest):
         return None
+    if len(reducing) < len(rest):
+        text = "reduces where the others still gather an expert's parameters"
+        return _mismatch(Kind.COLLECTIVE_MISMATCH, reducing, views, text, 0.8, two)
     return _mismatch(
         Kind.COLLECTIVE_MISMATCH, rest, views, "is past the reduction that the others wait in", 0.8, two
     )
