@@ -142,3 +142,9 @@ def test_quick_verdict_on_live_ranks(tmp_path, capsys):
     assert code == 0
     assert (verdict["kind"], [culprit["rank"] for culprit in verdict["culprits"]]) == ("lock", [2])
     assert verdict["culprits"][0]["pid"] == pids[2]
+
+
+def test_a_folder_without_dumps_is_said_to_have_none(tmp_path, capsys):
+    code, out = run(capsys, "--flight", tmp_path)
+    assert code == 0
+    assert f"notice: --flight {tmp_path}: no flight recorder dumps are in it" in out

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ftdash.monitor.diagnosis import diagnose
 from ftdash.monitor.diagnosis.logs import LogReader, read_logs
 from ftdash.monitor.diagnosis.model import Sample, Verdict
 from ftdash.monitor.diagnosis.report import as_text
+from ftdash.monitor.diagnosis.rundata import sample_run
+from tests.support.live_runs import make_run
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 LOST = (
@@ -602,3 +606,16 @@ def test_a_launcher_that_refuses_its_flags_gets_no_line_of_its_own(tmp_path):
     verdict = verdict_of(text, tmp_path)
     assert (verdict.kind, ranks_of(verdict), verdict.fix) == ("crash", [], "")
     assert not any("bin/accelerate" in line for line in verdict.evidence)
+
+
+@pytest.mark.parametrize("code", [-15, -9, None])
+def test_a_run_that_somebody_stopped_has_no_failure(code: int | None, tmp_path: Path) -> None:
+    run = make_run(tmp_path, state="stopped", reason="stopped on request", world_size=2)
+    run.logs.mkdir(exist_ok=True)
+    closed = "[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer\n"
+    (run.logs / "rank-1.log").write_text(closed)
+    if code is not None:
+        (run.logs / "launcher.log").write_text(f"failed (exitcode: {code}) local_rank: 0 (pid: 77)\n")
+    verdict = diagnose(sample_run(run, quick=True)).verdict
+    assert (verdict.kind, verdict.culprits) == ("stopped-from-outside", ())
+    assert verdict.reason == "stopped on request; no rank had failed before"

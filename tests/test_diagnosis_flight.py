@@ -204,3 +204,48 @@ def test_a_file_that_the_kernel_makes_up_is_left_out_without_reading_it(tmp_path
     dumps, notices = read_flight(tmp_path)
     assert dumps == []
     assert notices
+
+
+def test_another_dtype_is_told_with_both_types_and_how_to_mend_it(tmp_path):
+    dumps = made.equal(4)
+    for rank, dump in dumps.items():
+        dump["entries"][-1]["input_dtypes"] = ["Float" if rank == 1 else "BFloat16"]
+    made.write(tmp_path, dumps)
+    verdict = verdict_of(tmp_path)
+    assert (verdict.kind, ranks_of(verdict)) == ("size-mismatch", {1})
+    assert "of Float at" in verdict.culprits[0].why
+    assert "ranks 0, 2-3 call all_reduce [[8]] of BFloat16" in verdict.culprits[0].why
+    assert verdict.fix.startswith("cast to one dtype")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("profiling_name", 9),
+        ("profiling_name", ""),
+        ("profiling_name", None),
+        ("collective_seq_id", -4),
+        ("collective_seq_id", "no"),
+    ],
+)
+def test_broken_entries_are_left_out_with_a_notice_and_blame_nobody(name, value, tmp_path):
+    dumps = made.missing(4, 2)
+    for rank in (0, 3):
+        broken = copy.deepcopy(dumps[rank]["entries"][-1])
+        broken[name] = value
+        dumps[rank]["entries"].append(broken)
+    dumps[1]["pg_config"]["0"]["ranks"] = [0, 1, 2, 3, -1, 10**9, 10**20]
+    made.write(tmp_path, dumps)
+    read, notices = read_flight(tmp_path)
+    assert notices == [f"nccl_trace_rank_{rank}: 1 of 7 entries are broken and left out" for rank in (0, 3)]
+    assert ranks_of(diagnose([Sample(flight=tuple(read))]).verdict) == {2}
+
+
+def test_dump_of_an_impossible_rank_or_without_any_whole_entry_is_none(tmp_path):
+    dumps = made.equal(3)
+    dumps[1]["rank"] = 10**20
+    dumps[2]["entries"] = [{"profiling_name": 3}, "text"]
+    made.write(tmp_path, dumps)
+    read, notices = read_flight(tmp_path)
+    assert [dump.rank for dump in read] == [0]
+    assert len(notices) == 2

@@ -42,6 +42,7 @@ class GroupFault:
     culprits: frozenset[int] = frozenset()
     waiting: frozenset[int] = frozenset()
     found: tuple[tuple[int, str], ...] = ()  # (rank, what it calls) of culprits with another call
+    usual: str = ""  # what the others call, where they agree
     tied: bool = False
     since_ns: int = 0  # when the first rank made the call
 
@@ -118,9 +119,10 @@ def _dtypes(entry: FlightEntry) -> tuple[object, ...]:
     return () if entry.op in ("barrier", "gather", "scatter", "all_to_all") else (entry.input_dtypes,)
 
 
-def describe(entry: FlightEntry) -> str:
+def describe(entry: FlightEntry, *, dtype: bool = False) -> str:
     sizes = entry.input_sizes or entry.output_sizes
-    return f"{entry.op} {[list(shape) for shape in sizes[:2]]}" if sizes else entry.op
+    call = f"{entry.op} {[list(shape) for shape in sizes[:2]]}" if sizes else entry.op
+    return f"{call} of {', '.join(entry.input_dtypes[:2])}" if dtype and entry.input_dtypes else call
 
 
 def _minority(values: Mapping[int, object]) -> tuple[frozenset[int], bool]:
@@ -181,10 +183,24 @@ def _group_fault(
             calls: Mapping[int, FlightEntry] = here,
             op: str = lead,
         ) -> GroupFault:
-            found = tuple((rank, describe(calls[rank])) for rank in sorted(culprits) if rank in calls)
+            told = {rank: describe(entry, dtype=kind is Fault.DTYPE) for rank, entry in calls.items()}
+            found = tuple((rank, told[rank]) for rank in sorted(culprits) if rank in told)
             waiting = frozenset(calls) - (frozenset() if tied else culprits)
-            since_ns = min(entry.created_ns for entry in calls.values())
-            return GroupFault(name, desc, members, at, op, kind, culprits, waiting, found, tied, since_ns)
+            others = {told[rank] for rank in waiting}
+            return GroupFault(
+                group=name,
+                desc=desc,
+                members=members,
+                seq=at,
+                op=op,
+                fault=kind,
+                culprits=culprits,
+                waiting=waiting,
+                found=found,
+                usual=others.pop() if len(others) == 1 and not tied else "",
+                tied=tied,
+                since_ns=min(entry.created_ns for entry in calls.values()),
+            )
 
         types, tied = _minority({rank: entry.op for rank, entry in here.items()})
         if types:

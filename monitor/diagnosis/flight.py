@@ -21,6 +21,7 @@ from ftdash.monitor.diagnosis.model import FlightDump, FlightEntry, Frame, Group
 MAX_FILE_BYTES = 64 << 20
 MAX_ENTRIES = 200_000
 MAX_FILES = 20_000
+MAX_RANK = 1_000_000
 _MAX_FRAMES = 64
 AUTOGRAD = "autograd"  # torch's threads that run backward for whoever called it
 _P2P_NAME = re.compile(r"^(?P<op>send|recv)\s+(?P<a>\d+)\s*(?P<arrow>->|<-)\s*(?P<b>\d+)$")
@@ -105,8 +106,10 @@ def _frames(value: Any) -> tuple[Frame, ...]:
 def _ranks(value: Any) -> tuple[int, ...]:
     """Ranks of a group: a list, or its text "[0, 1]", or "" and "[]" where the backend does not say."""
     if isinstance(value, str):
-        return tuple(int(number) for number in re.findall(r"\d+", value[:1_000_000]))
-    return tuple(_integer(item) for item in value) if isinstance(value, list | tuple) else ()
+        found = [int(n) for n in re.findall(r"\d+", value[:1_000_000]) if len(n) <= len(str(MAX_RANK))]
+    else:
+        found = [_integer(item) for item in value] if isinstance(value, list | tuple) else []
+    return tuple(rank for rank in found if 0 <= rank <= MAX_RANK)
 
 
 def canonical_op(profiling_name: str) -> tuple[str, int, int]:
@@ -126,16 +129,21 @@ def _thread(raw: Mapping[str, Any]) -> str:
     return str(raw.get("thread_id", ""))[:40]
 
 
-def _entry(raw: Mapping[str, Any]) -> FlightEntry | None:
+def _entry(raw: Any) -> FlightEntry | None:
+    """A call; None where it has no name or no number, which the recorder always writes."""
+    if not isinstance(raw, Mapping) or not isinstance(raw.get("profiling_name"), str):
+        return None
     group = raw.get("process_group")
     name, desc = "", ""
     if isinstance(group, list | tuple) and group:
         name, desc = str(group[0]), str(group[1]) if len(group) > 1 else ""
     elif isinstance(group, str):
         name = group
-    op, source, target = canonical_op(str(raw.get("profiling_name", "")))
+    op, source, target = canonical_op(raw["profiling_name"])
     p2p = bool(raw.get("is_p2p", op in ("send", "recv")))
     seq = _integer(raw.get("p2p_seq_id" if p2p else "collective_seq_id", raw.get("seq_id")))
+    if not op or seq < 0:
+        return None
     return FlightEntry(
         group=name,
         seq=seq,
@@ -190,8 +198,12 @@ def read_dump(value: Any, rank: int, host: str = "", path: str = "") -> FlightDu
     raw = value["entries"]
     if len(raw) > MAX_ENTRIES:
         raise FlightError(f"{len(raw)} entries are no flight recorder dump")
-    entries = [entry for item in raw if isinstance(item, Mapping) and (entry := _entry(item))]
+    entries = [entry for item in raw if (entry := _entry(item)) is not None]
+    if raw and not entries:
+        raise FlightError(f"none of its {len(raw)} entries is one of the flight recorder")
     said = _integer(value.get("rank"))
+    if said > MAX_RANK:
+        raise FlightError(f"no flight recorder dump: rank {str(value['rank'])[:20]}")
     return FlightDump(
         rank=said if said >= 0 else rank,
         host=str(value.get("host_name") or value.get("hostname") or host),
@@ -216,6 +228,11 @@ def load_file(path: Path) -> Any:
         except (msgspec.DecodeError, RecursionError) as error:
             raise FlightError(f"broken JSON: {error}") from None
     return load_plain_pickle(data)
+
+
+def _count(value: Any) -> int:
+    """Entries in the plain value of a dump that was read."""
+    return len(value if isinstance(value, list) else value.get("entries", ()))
 
 
 def read_flight(root: Path) -> tuple[list[FlightDump], list[str]]:
@@ -244,6 +261,8 @@ def read_flight(root: Path) -> tuple[list[FlightDump], list[str]]:
         except (FlightError, RecursionError) as error:
             notices.append(f"{relative}: {error}")
             continue
+        if broken := _count(value) - len(dump.entries):
+            notices.append(f"{relative}: {broken} of {_count(value)} entries are broken and left out")
         if dump.rank in dumps:
             notices.append(f"{relative}: rank {dump.rank} is already given by {dumps[dump.rank].path}")
             if len(dump.entries) < len(dumps[dump.rank].entries):

@@ -29,6 +29,7 @@ _CONFIDENCE = {
     Fault.NO_DUMP: 0.6,
     Fault.EQUAL: 0.8,
 }
+_CAST = "cast to one dtype before the call: autocast, a loss or a metric gave this rank another one"
 
 
 def _frame_at(dump: FlightDump, fault: GroupFault) -> Frame | None:
@@ -43,13 +44,14 @@ def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupF
         return f"it left no flight recorder dump, and the others wait in {fault.title}"
     if rank in calls and fault.fault is not Fault.MISSING:
         made = f"it calls {calls[rank]} at {fault.title}"
+        if fault.usual:
+            made += f", where {rank_list(fault.waiting)} {'calls' if len(fault.waiting) == 1 else 'call'} "
+            made += fault.usual
         meant = _meant_group(rank, calls[rank], alignment, fault)
         if meant is None:
             return made
-        waiting = rank_list(meant.waiting)
-        return (
-            f"{made}, and rank {waiting} waits for that call of it in {meant.title}: the wrong process group"
-        )
+        waits = f"{rank_list(meant.waiting)} {'waits' if len(meant.waiting) == 1 else 'wait'}"
+        return f"{made}, and {waits} for that call of it in {meant.title}: the wrong process group"
     last = dump.entries[-1] if dump.entries else None
     done = f"; its last call was {last.op}, sequence {last.seq}" if last else "; it recorded no call at all"
     return f"it has not made the call that the others wait in: {fault.title}{done}"
@@ -121,4 +123,5 @@ def flight_verdict(
     evidence += alignment.chain
     if alignment.absent:
         evidence.append(f"no dump from rank {', '.join(map(str, sorted(alignment.absent)))}")
-    return Verdict(kind, tuple(culprits), confidence, reason, tuple(evidence[:8])), alignment
+    fix = _CAST if alignment.fault is Fault.DTYPE else ""
+    return Verdict(kind, tuple(culprits), confidence, reason, tuple(evidence[:8]), fix=fix), alignment

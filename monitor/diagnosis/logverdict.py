@@ -148,7 +148,7 @@ def _memory_of_the_host(
         signals = (f for f in logs.findings if f.kind is LogKind.SIGNAL and f.exit_code == endings.SIGKILL)
         killed = next(signals, None) if not first else None
     lead = told or killed
-    if lead is None:
+    if lead is None or (told is None and _of_kind(logs, LogKind.ON_REQUEST)):
         return None
     rank = lead.rank
     if rank is None and root is not None and (root.exit_code == endings.SIGKILL or len(first) == len(short)):
@@ -295,12 +295,14 @@ _SLURM_ENDS = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|NODE FAIL\w*|JOB REQUEU
 
 
 def _from_outside(logs: LogEvidence, root: LogFinding | None) -> Verdict | None:
-    """A signal to the launcher, or Slurm's end of the job, before which nobody had failed."""
-    ends = _of_kind(logs, LogKind.FROM_OUTSIDE)
+    """A request, a signal to the launcher, or Slurm's end of the job, before which nobody had failed."""
+    asked, ends = _of_kind(logs, LogKind.ON_REQUEST), _of_kind(logs, LogKind.FROM_OUTSIDE)
     late = any("imed out" in f.text or "timeout" in f.text for f in _of_kind(logs, LogKind.PEER_CLOSED))
     by_itself = root is not None and root.exit_code not in (None, 0, endings.SIGTERM, endings.SIGKILL, -2)
-    if not ends or late or by_itself:
+    if not (asked or ends) or late or by_itself:
         return None
+    if asked:
+        return Verdict(Kind.FROM_OUTSIDE, (), 0.9, f"{asked[0].text or 'stopped'}; no rank had failed before")
     told = next((finding for finding in ends if _SLURM_ENDS.search(finding.text)), ends[0])
     known = known_error(told.text)
     evidence = [told.text[:300]]

@@ -228,6 +228,7 @@ class LogKind(StrEnum):
     MISSED_BARRIER = "missed-barrier"
     TRANSPORT = "transport"  # NCCL's network layer
     FROM_OUTSIDE = "from-outside"  # a signal to the launcher, or Slurm's end of the job
+    ON_REQUEST = "on-request"  # the run directory says that somebody stopped the run
 
 
 class LogFinding(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -260,6 +260,8 @@ def _left_behind(run: RunDir, manifest: Manifest) -> list[Sample]:
                 exit_code=code,
             )
         )
+    elif manifest.state == RunPhase.STOPPED:
+        logs.findings.append(LogFinding(kind=LogKind.ON_REQUEST, text=manifest.reason))
     return [
         Sample(
             t=manifest.ended or time.time(),

@@ -23,8 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", metavar="DIR", help="where runs are kept")
     parser.add_argument("--pid", type=int, nargs="+", metavar="P", help="ranks, or a launcher above them")
     parser.add_argument("--stacks", metavar="DIR", help="recorded py-spy or faulthandler dumps")
-    parser.add_argument("--flight", metavar="DIR", help="flight recorder dumps, pickle or JSON")
-    parser.add_argument("--logs", metavar="DIR", help="logs of a run that has died")
+    parser.add_argument(
+        "--flight",
+        metavar="DIR",
+        help="flight recorder dumps (a folder or one file), pickle or JSON, under any name that ends in the rank",
+    )
+    parser.add_argument(
+        "--logs",
+        metavar="DIR",
+        help="logs of a run that has died, a folder or one file; ranks are read from prefixes such as "
+        "[rank3]: or from the names of files",
+    )
     parser.add_argument(
         "--vocab-size", type=int, metavar="N", help="for the tokens behind a failed allocation"
     )
@@ -75,6 +84,8 @@ def _gather(args: argparse.Namespace) -> list[Sample]:
         from ftdash.monitor.diagnosis.flight import read_flight
 
         dumps, notices = read_flight(_folder("--flight", args.flight))
+        if not dumps and not notices:
+            notices.append(f"--flight {args.flight}: no flight recorder dumps are in it")
         last = replace(last, flight=tuple(dumps), notices=(*last.notices, *notices))
     if args.logs:
         from ftdash.monitor.diagnosis.logs import read_logs
