@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flight",
         metavar="DIR",
-        help="flight recorder dumps (a folder or one file), pickle or JSON, under any name that ends in the rank",
+        help="flight recorder dumps, a folder or one file, pickle or JSON; named by rank in any way",
     )
     parser.add_argument(
         "--logs",
