@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ftdash.monitor.diagnosis import diagnose
@@ -220,3 +221,36 @@ def test_a_group_made_by_some_ranks_is_found_behind_a_call_that_only_they_make(
     verdict = verdict_on([rank(number, stack) for number in range(3)], [])
     assert {culprit.rank for culprit in verdict.culprits} == odd
     assert did in verdict.culprits[0].why
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["short files", "full files"])
+def test_a_line_that_calls_in_another_group_than_ever_before_is_named(full: bool) -> None:
+    """Rows {0, 1}, {2, 3} and columns {0, 2}, {1, 3}: rank 1 reduces in its row, then nobody gets on."""
+    reduce, alive = (("sync", 35), ("step", 42)), (("step", 46),)
+    stacks = [in_call("all_reduce", *own, full=full) for own in (alive, reduce, alive, reduce)]
+    rows, columns = ("1", "1", "2", "2"), ("3", "4", "3", "4")
+    dumps = []
+    for number in range(4):
+        steps: list[Call] = []
+        own: list[tuple[tuple[str, int], ...]] = []
+        for seq in range(1, 5):
+            steps += [
+                (rows[number], seq, "all_gather", MAIN),
+                (columns[number], seq, "all_reduce", MAIN),
+                ("0", seq, "all_reduce", MAIN),
+            ]
+            own += [(("forward", 21),), reduce, alive]
+        if number in (1, 3):  # hold their reduction, rank 1 in its row
+            del steps[-1], own[-1]
+        if number == 1:
+            steps[-1] = (rows[1], 5, "all_reduce", MAIN)
+        dump = recorder(number, steps[:-1], steps[-1:])
+        entries = [
+            msgspec.structs.replace(entry, frames=tuple(in_call(entry.op, *lines, full=full)))
+            for entry, lines in zip(dump.entries, own, strict=True)
+        ]
+        dumps.append(msgspec.structs.replace(dump, entries=entries))
+    verdict = verdict_on([rank(number, stack) for number, stack in enumerate(stacks)], dumps)
+    assert [(culprit.rank, culprit.frame) for culprit in verdict.culprits] == [(1, f"sync ({JOB}:35)")]
+    assert verdict.kind == "collective-mismatch"
+    assert "wrong process group; rank 3 waits for its call in group 4" in verdict.culprits[0].why

@@ -96,3 +96,18 @@ def _of_session(session: int, rank: str) -> list[int]:
         except (psutil.Error, OSError):
             continue
     return found
+
+
+def test_a_shell_above_a_launcher_without_ranks_is_no_rank(tmp_path: Path) -> None:
+    launcher = tmp_path / "torchrun"
+    launcher.write_text("import time; time.sleep(600)")
+    shell = ["/bin/sh", "-c", f"'{sys.executable}' '{launcher}'; echo $?"]
+    job = subprocess.Popen(shell, start_new_session=True, stdout=subprocess.DEVNULL)
+    try:
+        wait_for(
+            lambda: any("torchrun" in " ".join(one.cmdline()) for one in psutil.Process(job.pid).children())
+        )
+        assert find_trainers([job.pid]) == []
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.wait()

@@ -63,6 +63,7 @@ class Alignment:
     absent: frozenset[int]
     chain: tuple[str, ...] = ()
     ring: bool = False  # the groups wait for one another: any side may be the odd one
+    strayed: GroupFault | None = None  # where the culprit calls instead, from a line that has not before
 
     @property
     def tells_apart(self) -> bool:
@@ -274,6 +275,17 @@ def _by_one_thread(dump: FlightDump, missed: GroupFault, waiting: GroupFault) ->
     return not (calls - {""}) or not (holds - {""}) or bool(calls & holds)
 
 
+def _strayed(dump: FlightDump, waiting: GroupFault) -> frozenset[str]:
+    """Where the lines of a rank's call called before, if it now waits in a group in which they never did."""
+    calls = [entry for entry in dump.entries if entry.frames and not entry.p2p]
+    held = next((e for e in calls if (e.group, e.seq) == (waiting.group, waiting.seq)), None)
+    if held is None:
+        return frozenset()
+    before = [e.group for e in calls if e.op == held.op and e.frames == held.frames and e is not held]
+    return frozenset(before) if len(before) >= _A_HABIT and held.group not in before else frozenset()
+
+
+_A_HABIT = 2  # calls of the same lines that went to other groups
 _ROOT_FAULTS = (Fault.TYPE, Fault.ORDER, Fault.SIZE, Fault.DTYPE)
 
 
@@ -337,6 +349,13 @@ def _front(
             decisive = blamed[min(roots)]
         return Alignment(faults, kind, frozenset(roots), decisive, absent, chain)
     if blamed:
+        usual = {rank: groups for rank in blamed if (groups := _strayed(dumps[rank], waits[rank]))}
+        if len(usual) == 1:
+            rank, groups = usual.popitem()
+            missed = (fault for fault in live if rank in fault.culprits and fault.group in groups)
+            decisive = next(missed, blamed[rank])
+            culprits = frozenset({rank})
+            return Alignment(faults, Fault.TYPE, culprits, decisive, absent, chain, strayed=waits[rank])
         sizes = Counter(id(waits[rank]) for rank in waits)
         fewest = min(sizes.values())
         smallest = {rank for rank in blamed if sizes[id(waits[rank])] == fewest}

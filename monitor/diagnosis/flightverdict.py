@@ -40,6 +40,11 @@ def _frame_at(dump: FlightDump, fault: GroupFault) -> Frame | None:
 
 def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupFault) -> str:
     calls = dict(fault.found)
+    if alignment.strayed is not None:
+        return (
+            f"it calls in {alignment.strayed.title}, where the same line has not called before: the wrong "
+            f"process group; {_waits(fault)} for its call in {fault.title}"
+        )
     if dump is None:
         return f"it left no flight recorder dump, and the others wait in {fault.title}"
     if rank in calls and fault.fault is not Fault.MISSING:
@@ -50,11 +55,14 @@ def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupF
         meant = _meant_group(rank, calls[rank], alignment, fault)
         if meant is None:
             return made
-        waits = f"{rank_list(meant.waiting)} {'waits' if len(meant.waiting) == 1 else 'wait'}"
-        return f"{made}, and {waits} for that call of it in {meant.title}: the wrong process group"
+        return f"{made}, and {_waits(meant)} for that call of it in {meant.title}: the wrong process group"
     last = dump.entries[-1] if dump.entries else None
     done = f"; its last call was {last.op}, sequence {last.seq}" if last else "; it recorded no call at all"
     return f"it has not made the call that the others wait in: {fault.title}{done}"
+
+
+def _waits(fault: GroupFault) -> str:
+    return f"{rank_list(fault.waiting)} {'waits' if len(fault.waiting) == 1 else 'wait'}"
 
 
 def _meant_group(rank: int, call: str, alignment: Alignment, fault: GroupFault) -> GroupFault | None:
@@ -111,7 +119,9 @@ def flight_verdict(
     confidence = _CONFIDENCE[alignment.fault] - (
         0.3 if fault.tied and len(ranks) == len(fault.found) else 0.0
     )
-    if kind is Kind.NETWORK:
+    if alignment.strayed is not None:
+        reason = f"{rank_list(ranks)} calls in the wrong process group: {alignment.strayed.title}"
+    elif kind is Kind.NETWORK:
         reason = f"every rank has made the same call, with the same sizes, and it does not end: {fault.title}"
     else:
         reason = f"{alignment.fault} in {fault.title}"

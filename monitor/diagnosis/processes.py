@@ -178,7 +178,7 @@ def _plain_interpreters(root: int, kin: dict[int, list[int]]) -> list[int]:
         and not is_launcher(procfs.command_line(pid))
     ]
     if not python:
-        return [] if is_launcher(procfs.command_line(root)) else [root]
+        return [] if any(is_launcher(procfs.command_line(pid)) for pid in tree) else [root]
     top = python[0]
     started = [pid for pid in kin.get(top, ()) if pid in python]
     if len(started) > 1 and _joins_processes(top):
