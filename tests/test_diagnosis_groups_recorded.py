@@ -223,8 +223,9 @@ def test_a_group_made_by_some_ranks_is_found_behind_a_call_that_only_they_make(
     assert did in verdict.culprits[0].why
 
 
+@pytest.mark.parametrize("traced", [False, True], ids=["calls alone", "with their lines"])
 @pytest.mark.parametrize("full", [False, True], ids=["short files", "full files"])
-def test_a_line_that_calls_in_another_group_than_ever_before_is_named(full: bool) -> None:
+def test_a_call_in_another_group_than_ever_before_is_named(full: bool, traced: bool) -> None:
     """Rows {0, 1}, {2, 3} and columns {0, 2}, {1, 3}: rank 1 reduces in its row, then nobody gets on."""
     reduce, alive = (("sync", 35), ("step", 42)), (("step", 46),)
     stacks = [in_call("all_reduce", *own, full=full) for own in (alive, reduce, alive, reduce)]
@@ -246,7 +247,11 @@ def test_a_line_that_calls_in_another_group_than_ever_before_is_named(full: bool
             steps[-1] = (rows[1], 5, "all_reduce", MAIN)
         dump = recorder(number, steps[:-1], steps[-1:])
         entries = [
-            msgspec.structs.replace(entry, frames=tuple(in_call(entry.op, *lines, full=full)))
+            msgspec.structs.replace(
+                entry,
+                frames=tuple(in_call(entry.op, *lines, full=full)) if traced else (),
+                input_sizes=((1,),) if lines is alive else ((8, 16),),
+            )
             for entry, lines in zip(dump.entries, own, strict=True)
         ]
         dumps.append(msgspec.structs.replace(dump, entries=entries))

@@ -276,16 +276,24 @@ def _by_one_thread(dump: FlightDump, missed: GroupFault, waiting: GroupFault) ->
 
 
 def _strayed(dump: FlightDump, waiting: GroupFault) -> frozenset[str]:
-    """Where the lines of a rank's call called before, if it now waits in a group in which they never did."""
-    calls = [entry for entry in dump.entries if entry.frames and not entry.p2p]
+    """Where a rank made a call of its kind before, if it now waits with it in a group in which it never did.
+
+    Alike are calls of one operation, size and type and, where the recorder was told to keep them (gloo's
+    keeps none), from the same lines.
+    """
+    calls = [entry for entry in dump.entries if not entry.p2p]
     held = next((e for e in calls if (e.group, e.seq) == (waiting.group, waiting.seq)), None)
     if held is None:
         return frozenset()
-    before = [e.group for e in calls if e.op == held.op and e.frames == held.frames and e is not held]
+    before = [e.group for e in calls if _kind_of_call(e) == _kind_of_call(held) and e is not held]
     return frozenset(before) if len(before) >= _A_HABIT and held.group not in before else frozenset()
 
 
-_A_HABIT = 2  # calls of the same lines that went to other groups
+def _kind_of_call(entry: FlightEntry) -> tuple[object, ...]:
+    return entry.op, entry.input_sizes, entry.input_dtypes, entry.frames
+
+
+_A_HABIT = 2  # calls of a kind
 _ROOT_FAULTS = (Fault.TYPE, Fault.ORDER, Fault.SIZE, Fault.DTYPE)
 
 
@@ -352,10 +360,9 @@ def _front(
         usual = {rank: groups for rank in blamed if (groups := _strayed(dumps[rank], waits[rank]))}
         if len(usual) == 1:
             rank, groups = usual.popitem()
-            missed = (fault for fault in live if rank in fault.culprits and fault.group in groups)
-            decisive = next(missed, blamed[rank])
-            culprits = frozenset({rank})
-            return Alignment(faults, Fault.TYPE, culprits, decisive, absent, chain, strayed=waits[rank])
+            there = (fault for fault in live if rank in fault.culprits and fault.group in groups)
+            meant = next(there, blamed[rank])
+            return Alignment(faults, Fault.TYPE, frozenset({rank}), meant, absent, chain, strayed=waits[rank])
         sizes = Counter(id(waits[rank]) for rank in waits)
         fewest = min(sizes.values())
         smallest = {rank for rank in blamed if sizes[id(waits[rank])] == fewest}

@@ -42,7 +42,7 @@ def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupF
     calls = dict(fault.found)
     if alignment.strayed is not None:
         return (
-            f"it calls in {alignment.strayed.title}, where the same line has not called before: the wrong "
+            f"it calls in {alignment.strayed.title}, which has had no such call of it before: the wrong "
             f"process group; {_waits(fault)} for its call in {fault.title}"
         )
     if dump is None:
