@@ -398,3 +398,31 @@ def test_of_ranks_without_tokens_for_an_expert_the_few_are_named(reducing: set[i
     ranks = [rank(n, [*(reduces if n in reducing else gathers), *ENGINE, user]) for n in range(3)]
     diagnosis = verdict_on(*ranks)
     assert (diagnosis.verdict.kind, named(diagnosis)) == ("collective-mismatch", {1})
+
+
+def test_a_rank_that_joins_its_forked_child_waits_for_no_thread_of_its_own() -> None:
+    """A child forked while a thread held a lock: the lock's holder does not exist in it."""
+    joining = [
+        Frame("Popen.wait", "multiprocessing/popen_fork.py", 43),
+        Frame("BaseProcess.join", "multiprocessing/process.py", 149),
+        Frame("settle", "/home/me/snapshot.py", 27),
+    ]
+    writer = [Frame("wait", "threading.py", 320), Frame("write", "/home/me/ledger.py", 26)]
+    held = rank(2, joining, writer)
+    assert held.process is not None
+    locked = [Frame("__enter__", "threading.py", 100), Frame("total", "/home/me/ledger.py", 29)]
+    held.process.children.append(
+        ProcessEvidence(
+            pid=900,
+            proc=ProcState(state="S", syscall=FUTEX),
+            threads=[Thread("MainThread", 1, frames=locked)],
+        )
+    )
+    reducing = [Frame("all_reduce", C10D, 3000), Frame("step", "/home/me/run.py", 21)]
+    verdict = verdict_on(rank(0, reducing), rank(1, reducing), held).verdict
+    assert (verdict.kind, [culprit.rank for culprit in verdict.culprits]) == ("lock", [2])
+    assert (
+        verdict.culprits[0].why
+        == "its worker waits for a lock or a thread that does not exist after the fork"
+    )
+    assert "settle (/home/me/snapshot.py:27); worker 900: total" in verdict.culprits[0].frame

@@ -18,6 +18,8 @@ def outside_kind(view: View) -> Kind:
     children = view.evidence.children
     if view.wait is Wait.LOADER or view.reading.names & WORKER_POLLS:
         return Kind.LOCK if any(child_blocked_in_lock(child) for child in children) else Kind.DATA_LOADER
+    if view.joins_a_process and any(child_blocked_in_lock(child) for child in children):
+        return Kind.LOCK
     if view.wait in (Wait.FINALIZER, Wait.LOCK):
         return Kind.LOCK
     if view.wait is Wait.STORE:

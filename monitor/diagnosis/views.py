@@ -32,6 +32,7 @@ _BRIEF_S = 5.0  # as far apart as the looks of a confirmed verdict
 _ON_FILES = frozenset({0, 1, 2, 17, 18, 19, 20, 42, 43, 61, 73, 74, 75, 247, 257, 288})
 _FED_BY_A_THREAD = frozenset({"get", "join", "result", "wait", "_wait_for_tstate_lock"})
 _WITH_THREADS = re.compile(r"concurrent/futures/|asyncio/|multiprocessing/pool\.py$")
+_OF_PROCESSES = re.compile(r"multiprocessing/(?:process|popen_\w+)\.py$")
 _DEAD = (DumpFailure.GONE, DumpFailure.ZOMBIE)
 
 
@@ -171,6 +172,12 @@ class View:
         found = [self.reading, *map(frames.read_thread, self.evidence.threads)]
         return [reading for reading in found if reading.op == op and reading.in_collective]
 
+    @property
+    def joins_a_process(self) -> bool:
+        """Its main thread waits for a process that it has started to end."""
+        held = self.reading.blocked_by
+        return held is not None and bool(_OF_PROCESSES.search(held.file))
+
     def awaited_thread(self) -> Reading | None:
         """The first other thread in the user's code, where the main thread waits for one; else None.
 
@@ -181,6 +188,8 @@ class View:
             blocked.short in _FED_BY_A_THREAD or bool(_WITH_THREADS.search(blocked.file))
         )
         leaving = self.wait is Wait.TEARDOWN and self.reading.own is None
+        if self.joins_a_process:
+            return None
         if not leaving and not (fed and self.wait in (Wait.OWN, Wait.LIBRARY, Wait.SAVE_IO)):
             return None
         return self._own_thread()
