@@ -28,7 +28,7 @@ def plan(model: str = "qwen3-8b", gpus: int = 8, **choices: object) -> Plan:
         (plan(strategy=Strategy.HSDP), "--replicate 2"),
         (plan(strategy=Strategy.ZERO3, method=Method.QLORA), "--strategy fsdp"),
         (plan(gpus=9), "--gpus 8"),
-        (plan(method=Method.LORA, dora=True, compile=True), "no --dora, no --compile"),
+        (plan(method=Method.LORA, dora=True, compile=True), "no --compile, no --dora"),
         (plan(precision=Precision.FP8), "--precision bf16-mixed"),
         (plan(ep=4), "--ep 1"),
     ],
