@@ -104,75 +104,19 @@ _CASCADE = re.compile(
     re.I,
 )
 # Of millions of lines only those with one of these are looked at closely: a search of strings is fast.
-_HINTS = (
-    *[
-        "error",
-        "exception",
-        "traceback",
-        "memory",
-        "oom",
-        "kill",
-        "alloc",
-        "watchdog",
-        "preamble",
-        "mismatch",
-        "truncated",
-        "signal",
-    ],
-    *[
-        "cancelled",
-        "terminat",
-        "interrupt",
-        "nccl",
-        "connection",
-        "socket",
-        "remote",
-        "teardown",
-        "failed",
-        "failure",
-        "exit",
-        "srun",
-    ],
-    *[
-        "rendezvous",
-        "monitoredbarrier",
-        "eaddrinuse",
-        "errno",
-        "fatal",
-        "what():",
-        "dtype",
-        "dtensor",
-        "unscale",
-        "selectdim",
-    ],
-    *[
-        "indexselect",
-        "n_classes",
-        "ordinal",
-        "illegal",
-        "uncorrectable",
-        "forked",
-        "ancdata",
-        "gated",
-        "restricted",
-        "aborted",
-    ],
-    *[
-        "quantized",
-        "timeout",
-        "inconsistency",
-        "train_batch_size",
-        "torch.size([0])",
-        "thread",
-        "utils.checkpoint:",
-    ],
-    *("store based", "store-based", "last enqueued", "address already", "client socket", "due to"),
-    *("broken pipe", "timed out", "root cause", "ready only once", "dp world", "duplicate gpu"),
-    *("finished reduction", "require grad", "meta tensor", "loss scale already", "precision on"),
-    *("target modules", "layer class", "support bf16", "cuda version", "padding token", "out of range"),
-    *("kernel image", "open files", "401 client", "-- process", "shm_open", "fallocate", "death"),
-    *("bus error", "failures:", "caught"),
+_HINT_WORDS = (
+    "error|exception|traceback|memory|oom|kill|alloc|watchdog|preamble|mismatch|truncated|signal|"
+    "cancelled|terminat|interrupt|nccl|connection|socket|remote|teardown|failed|failure|exit|srun|"
+    "rendezvous|monitoredbarrier|eaddrinuse|errno|fatal|dtype|dtensor|unscale|selectdim|indexselect|"
+    "n_classes|ordinal|illegal|uncorrectable|forked|ancdata|gated|restricted|aborted|quantized|timeout|"
+    "inconsistency|train_batch_size|thread|shm_open|fallocate|death|caught|what():|torch.size([0])|"
+    "utils.checkpoint:|store based|store-based|last enqueued|address already|client socket|due to|"
+    "broken pipe|timed out|root cause|ready only once|dp world|duplicate gpu|finished reduction|"
+    "require grad|meta tensor|loss scale already|precision on|target modules|layer class|support bf16|"
+    "cuda version|padding token|out of range|kernel image|open files|401 client|-- process|bus error|"
+    "failures:"
 )
+_HINTS = tuple(_HINT_WORDS.split("|"))
 
 
 @dataclass(slots=True)
