@@ -52,13 +52,15 @@ def _used_s(pids: list[int]) -> float:
 
 
 def _wait_idle(pids: list[int]) -> None:
-    deadline, before = time.monotonic() + 60, _used_s(pids)
-    while time.monotonic() < deadline:
+    deadline, before = time.monotonic() + 90, _used_s(pids)
+    idle = 0  # half seconds in a row: one may lie between two stages of a start that reads from the disk
+    while idle < 4 and time.monotonic() < deadline:
         time.sleep(0.5)
         used = _used_s(pids)
-        if used - before <= IDLE_S:
-            return
+        idle = idle + 1 if used - before <= IDLE_S else 0
         before = used
+    if idle == 4:
+        return
     raise AssertionError("the ranks never came to rest")
 
 

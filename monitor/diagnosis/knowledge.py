@@ -243,6 +243,8 @@ CHILD_FILE = re.compile(
 RECEIVES = frozenset({"readinto", "recv_into", "recv", "_recv", "_recv_bytes", "read1"})
 # The same for writes to a socket or a pipe: a blocked one wakes up when the other side has taken something.
 SENDS = frozenset({"send", "sendall", "_send", "_send_bytes", "sendto", "sendfile"})
+# Writes a line to the log every ten seconds while it waits for other ranks.
+LOGS_ITS_WAIT = frozenset({"_store_based_barrier"})
 # Libraries that poll for a lock file.
 LOCK_FILE = re.compile(r"(?:^|/)(?:filelock|portalocker|fasteners)/|torch/utils/_?file_?(?:baton|lock)")
 

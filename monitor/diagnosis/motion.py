@@ -351,7 +351,8 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
     if waits:
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
-    by_itself = second.blocked_by is None  # a few bytes may be of a heartbeat beside a main thread that waits
+    # A few bytes may be of a heartbeat beside a main thread that waits, or tell that it waits.
+    by_itself = second.blocked_by is None and not second.names & knowledge.LOGS_ITS_WAIT
     wakes = motion.sleeps >= _SLEEPS and by_itself and second.wait in _AT_WORK
     writes = by_itself and motion.written_bytes > 0
     if slow_phase and (writes or motion.busy or wakes or motion.stack_changed):
