@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def gib(count: int) -> str:
@@ -25,6 +25,13 @@ def duration(seconds: float) -> str:
 def plural(amount: int, noun: str) -> str:
     """1 rank, 8 ranks."""
     return f"{amount:,} {noun}" if amount == 1 else f"{amount:,} {noun}s"
+
+
+def they(ranks: Collection[int], verb: str) -> str:
+    """Ranks as the subject of a sentence, with its verb: "rank 3 waits", "ranks 0-2 wait"."""
+    if len(ranks) > 1:
+        verb = {"is": "are", "has": "have"}.get(verb, verb.removesuffix("s"))
+    return f"{rank_list(ranks)} {verb}"
 
 
 def rank_list(ranks: Iterable[int], limit: int = 6) -> str:

@@ -126,7 +126,7 @@ def _ended_first(rank: int | None, code: int, logs: LogEvidence) -> Verdict:
         evidence.append(f"the last line of rank {rank}: {last[:160]}")
     return Verdict(
         Kind.CRASH,
-        _named({rank}, logs, f"it ended first, {how}"),
+        culprits_of({rank}, logs, f"it ended first, {how}"),
         0.75,
         f"rank {rank} ended first ({how}), without an error of its own in these logs",
         tuple(evidence),
@@ -152,15 +152,17 @@ def _said_nothing(
     if left and not any(complaint.timed_out for complaint in heard.values()):
         why = f"it had ended without an error while {rank_list(heard)} stood {waited.words}"
         reason = f"{rank_list(left)} ended early: {rank_list(heard)} lost the connection {waited.words}"
-        return Verdict(Kind.DEAD_RANK, _named(left, logs, why), 0.7, reason, evidence, fix=_LEFT_EARLY)
+        return Verdict(Kind.DEAD_RANK, culprits_of(left, logs, why), 0.7, reason, evidence, fix=_LEFT_EARLY)
     named = late or quiet
     if any(complaint.timed_out for complaint in heard.values()):
         why = f"it has not come to where {rank_list(heard)} waited"
         reason = f"{rank_list(named)} did not come: {rank_list(heard)} timed out {waited.words}"
-        return Verdict(Kind.RANK_MISSING, _named(named, logs, why), 0.75, reason, evidence, fix=_CAME_LATE)
+        return Verdict(
+            Kind.RANK_MISSING, culprits_of(named, logs, why), 0.75, reason, evidence, fix=_CAME_LATE
+        )
     why = "the others lost it; it says nothing itself"
     reason = f"{rank_list(heard)} reports a closed connection, {rank_list(named)} says nothing"
-    return Verdict(Kind.DEAD_RANK, _named(named, logs, why), 0.6, reason, evidence)
+    return Verdict(Kind.DEAD_RANK, culprits_of(named, logs, why), 0.6, reason, evidence)
 
 
 def _at_odds(heard: Mapping[int, _Complaint], logs: LogEvidence) -> Verdict | None:
@@ -218,5 +220,6 @@ def _alone(
     return None
 
 
-def _named(ranks: set[int], logs: LogEvidence, why: str) -> tuple[Culprit, ...]:
+def culprits_of(ranks: Collection[int], logs: LogEvidence, why: str) -> tuple[Culprit, ...]:
+    """These ranks, of which the logs tell no line."""
     return tuple(Culprit(rank, logs.hosts.get(rank, ""), 0, "", why) for rank in sorted(ranks))

@@ -9,7 +9,7 @@ from ftdash.monitor.diagnosis.align import Alignment, Fault, GroupFault, align
 from ftdash.monitor.diagnosis.flight import user_frame
 from ftdash.monitor.diagnosis.kinds import Kind
 from ftdash.monitor.diagnosis.model import Culprit, FlightDump, Frame, Verdict
-from ftdash.monitor.wording import rank_list
+from ftdash.monitor.wording import rank_list, they
 
 _KINDS = {
     Fault.MISSING: Kind.RANK_MISSING,
@@ -43,26 +43,22 @@ def _why(rank: int, dump: FlightDump | None, alignment: Alignment, fault: GroupF
     if alignment.strayed is not None:
         return (
             f"it calls in {alignment.strayed.title}, which has had no such call of it before: the wrong "
-            f"process group; {_waits(fault)} for its call in {fault.title}"
+            f"process group; {they(fault.waiting, 'waits')} for its call in {fault.title}"
         )
     if dump is None:
         return f"it left no flight recorder dump, and the others wait in {fault.title}"
     if rank in calls and fault.fault is not Fault.MISSING:
         made = f"it calls {calls[rank]} at {fault.title}"
         if fault.usual:
-            made += f", where {rank_list(fault.waiting)} {'calls' if len(fault.waiting) == 1 else 'call'} "
-            made += fault.usual
+            made += f", where {they(fault.waiting, 'calls')} {fault.usual}"
         meant = _meant_group(rank, calls[rank], alignment, fault)
         if meant is None:
             return made
-        return f"{made}, and {_waits(meant)} for that call of it in {meant.title}: the wrong process group"
+        waits = they(meant.waiting, "waits")
+        return f"{made}, and {waits} for that call of it in {meant.title}: the wrong process group"
     last = dump.entries[-1] if dump.entries else None
     done = f"; its last call was {last.op}, sequence {last.seq}" if last else "; it recorded no call at all"
     return f"it has not made the call that the others wait in: {fault.title}{done}"
-
-
-def _waits(fault: GroupFault) -> str:
-    return f"{rank_list(fault.waiting)} {'waits' if len(fault.waiting) == 1 else 'wait'}"
 
 
 def _meant_group(rank: int, call: str, alignment: Alignment, fault: GroupFault) -> GroupFault | None:

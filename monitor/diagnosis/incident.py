@@ -29,7 +29,7 @@ from ftdash.monitor.diagnosis.model import (
 )
 from ftdash.monitor.diagnosis.pace import add_pace, last_beat
 from ftdash.monitor.diagnosis.ras import RasReport
-from ftdash.monitor.rundir import RunDir, safe_name, write_atomic
+from ftdash.monitor.rundir import RunDir, decode_json, safe_name, write_atomic
 
 AT_WORK = frozenset({Kind.SLOW, Kind.HEALTHY})
 _PREFIX = "watch-"
@@ -127,7 +127,7 @@ def drop(folder: Path) -> None:
 def mark_over(folder: Path) -> None:
     """The run moved again: what was seen explains nothing that comes later. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
-        incident = msgspec.json.decode((folder / _NOTE).read_bytes(), type=Incident)
+        incident = decode_json((folder / _NOTE).read_bytes(), Incident)
         incident.over = True
         _write(folder, incident)
 
@@ -160,7 +160,7 @@ def incidents(run: RunDir, since: float = 0.0) -> list[tuple[Path, Incident]]:
     found = []
     for folder in _folders(run):
         try:
-            incident = msgspec.json.decode((folder / _NOTE).read_bytes(), type=Incident)
+            incident = decode_json((folder / _NOTE).read_bytes(), Incident)
         except (OSError, msgspec.DecodeError):
             continue
         if not incident.over and incident.t >= since:
@@ -206,7 +206,7 @@ def _flight(folder: Path) -> list[FlightDump]:
     try:
         if path.stat().st_size > _MAX_DUMP_BYTES:
             return []
-        return msgspec.json.decode(path.read_bytes(), type=list[FlightDump])
+        return decode_json(path.read_bytes(), list[FlightDump])
     except (OSError, msgspec.DecodeError):
         return []
 

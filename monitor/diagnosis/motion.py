@@ -194,6 +194,10 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
             threads_move=_threads_move(before, after),
             died=died,
         )
+    # What wakes such a rank up, and what it writes, is the line that tells that it waits.
+    logs_its_wait = not changed and any(
+        frame.short in knowledge.LOGS_ITS_WAIT for frame in (second.frames if second else ())
+    )
     return Motion(
         known=True,
         counted=True,
@@ -203,9 +207,11 @@ def measure(before: RankEvidence | None, after: RankEvidence) -> Motion:
         cpu=(new.cpu_s - old.cpu_s) / interval_s,
         wanted=(new.main_wanted_s - old.main_wanted_s) / interval_s,
         transport=(new.transport_wanted_s - old.transport_wanted_s) / interval_s,
-        sleeps=new.main_sleeps - old.main_sleeps,
+        sleeps=0 if logs_its_wait else new.main_sleeps - old.main_sleeps,
         read_bytes=max(0, new.read_chars - old.read_chars, new.read_bytes - old.read_bytes),
-        written_bytes=max(0, new.write_chars - old.write_chars, new.write_bytes - old.write_bytes),
+        written_bytes=0
+        if logs_its_wait
+        else max(0, new.write_chars - old.write_chars, new.write_bytes - old.write_bytes),
         drains=bool(new.unsent and old.unsent and new.unsent != old.unsent),
         grown_bytes=new.rss - old.rss,
         beat_changed=beat,
@@ -351,8 +357,7 @@ def progresses(motion: Motion, first: Reading, second: Reading, gil: bool) -> bo
     if waits:
         return False
     slow_phase = second.phase in SLOW_PHASES or first.phase in SLOW_PHASES
-    # A few bytes may be of a heartbeat beside a main thread that waits, or tell that it waits.
-    by_itself = second.blocked_by is None and not second.names & knowledge.LOGS_ITS_WAIT
+    by_itself = second.blocked_by is None  # a few bytes may be of a heartbeat beside a main thread that waits
     wakes = motion.sleeps >= _SLEEPS and by_itself and second.wait in _AT_WORK
     writes = by_itself and motion.written_bytes > 0
     if slow_phase and (writes or motion.busy or wakes or motion.stack_changed):

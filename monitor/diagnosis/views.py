@@ -91,8 +91,6 @@ class View:
             return False
         if self.polls:
             return True
-        if self.reading.names & knowledge.LOGS_ITS_WAIT and not self.motion.stack_changed:
-            return True  # what wakes it up is its own log
         return not (self.motion.known and self.motion.moved)
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
+from ftdash.monitor.diagnosis.cascade import culprits_of
 from ftdash.monitor.diagnosis.kinds import Kind
-from ftdash.monitor.diagnosis.model import Culprit, LogEvidence, LogFinding, LogKind, Verdict
+from ftdash.monitor.diagnosis.model import LogEvidence, LogFinding, LogKind, Verdict
 from ftdash.monitor.wording import plural, rank_list
 
 _ENQUEUED = "last enqueued"
@@ -35,7 +36,7 @@ def watchdog_verdict(logs: LogEvidence, world: int) -> Verdict | None:
     quiet = set(range(world)) - set(timeouts)
     if quiet and len(quiet) < len(timeouts):
         why = f"{rank_list(members)} timed out waiting; it says nothing"
-        return Verdict(Kind.RANK_MISSING, _named(quiet, logs, why), 0.7, reason, evidence)
+        return Verdict(Kind.RANK_MISSING, culprits_of(quiet, logs, why), 0.7, reason, evidence)
     if quiet:
         where = f" of group {group}" if group else ""
         return Verdict(
@@ -125,7 +126,7 @@ def _at_odds(
         named, confidence = odd, 0.7
         if kind is Kind.RANK_MISSING:
             why = "it has not made the call that the others wait in"
-    return Verdict(kind, _named(named, logs, why), confidence, reason, evidence, fix=fix)
+    return Verdict(kind, culprits_of(named, logs, why), confidence, reason, evidence, fix=fix)
 
 
 def _from_enqueued(logs: LogEvidence, reason: str = "", evidence: tuple[str, ...] = ()) -> Verdict | None:
@@ -141,12 +142,8 @@ def _from_enqueued(logs: LogEvidence, reason: str = "", evidence: tuple[str, ...
     why = "it has not made the call that the others wait in"
     return Verdict(
         Kind.RANK_MISSING,
-        _named(behind, logs, why),
+        culprits_of(behind, logs, why),
         0.7,
         reason or "a collective timed out",
         (*evidence, f"last enqueued: {told}"),
     )
-
-
-def _named(ranks: set[int], logs: LogEvidence, why: str) -> tuple[Culprit, ...]:
-    return tuple(Culprit(rank, logs.hosts.get(rank, ""), 0, "", why) for rank in sorted(ranks))

@@ -27,10 +27,8 @@ def ranks_of(views: Iterable[View]) -> str:
 
 
 def they(views: Sequence[View], verb: str) -> str:
-    """Ranks as the subject of a sentence, with its verb: "rank 3 waits", "ranks 0-2 wait"."""
-    if len(views) > 1:
-        verb = {"is": "are", "has": "have"}.get(verb, verb.removesuffix("s"))
-    return f"{wording.rank_list(view.rank for view in views)} {verb}"
+    """The ranks of views as the subject of a sentence, with its verb."""
+    return wording.they([view.rank for view in views], verb)
 
 
 def it(views: Sequence[View]) -> str:
